@@ -176,15 +176,21 @@ class GangProgress:
         if not row.readings:
             self._steps.pop(row.node, None)
             return
-        for reading in row.readings:
-            first = reading.first_step if reading.first_step >= 0 else reading.step
+        low = top = row.readings[0].step
+        for reading in row.readings:  # once: there are 80,000 in a second at 10,000 agents
+            step = reading.step
+            first = reading.first_step if reading.first_step >= 0 else step
             if first >= 0 and not 0 <= self._first <= first:
                 self._first = first
-        self._kept = max(self._kept, *((reading.kept_step, reading.kept_losses_count) for reading in row.readings))
-        self._printed = max(self._printed, *(reading.log_step for reading in row.readings))
-        steps = [reading.step for reading in row.readings]
-        top = max(steps)
-        self._steps[row.node] = (min(steps), top)
+            if step > top:
+                top = step
+            elif step < low:
+                low = step
+            if reading.kept_step >= self._kept[0]:
+                self._kept = max(self._kept, (reading.kept_step, reading.kept_losses_count))
+            if reading.log_step >= 0:
+                self._printed = max(self._printed, reading.log_step)
+        self._steps[row.node] = low, top
         self._phases[row.node] = row.readings[0].phase
         self._figures.observe(row.readings, max(top, self._top) if max(top, self._top) >= 0 else self._printed, now)
         if top > self._top:

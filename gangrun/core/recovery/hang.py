@@ -8,7 +8,7 @@ ended may wait for it in vain, and gets the least. ``blame_hang`` names the culp
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,14 +73,8 @@ class _Row:
     """One rank, as it was at the newest look."""
 
     node: str
-    step: int
-    phase: int
-    writes_count: int
-    output_bytes: int
-    cpu_s: float
-    state: str
+    seen: RankSigns
     state_since: float
-    sign_at: float
     window_at: float
     window_cpu_s: float
     cpu_rate: float = -1.0  # -1: not known yet
@@ -113,28 +107,27 @@ class HangWatch:
 
     # ---- what comes in -------------------------------------------------------------------------------------------
 
-    def observe(self, node: str, readings: Iterable[RankSigns], now: float) -> None:
+    def observe(self, node: str, readings: Sequence[RankSigns], now: float) -> None:
         """The newest readings of all ranks that live on ``node``; whoever is no longer among them has ended."""
-        self._heard_at[node] = now
-        here = []
         for reading in readings:
-            here.append(reading.rank)
-            self._ended.discard(reading.rank)
             row = self._rows.get(reading.rank)
-            if row is None:
-                self._rows[reading.rank] = _first_row(node, reading, now)
-                if reading.step >= 0 or reading.output_bytes > 0:
-                    self._told(reading, now)
-            else:
+            if row is not None:
                 self._compare(row, reading, now)
-        for rank in self._of_node.get(node, ()):
-            if rank not in here:
+                continue
+            self._rows[reading.rank] = _Row(node, reading, now, now, reading.cpu_s)
+            self._ended.discard(reading.rank)
+            if reading.step >= 0 or reading.output_bytes > 0:
+                self._told(reading, now)
+        here = tuple([reading.rank for reading in readings])
+        known = self._of_node.get(node, ())
+        if here != known:
+            for rank in set(known).difference(here):
                 del self._rows[rank]
                 self._ended.add(rank)
+            self._of_node[node] = here
         if here:
-            self._of_node[node] = tuple(here)
+            self._heard_at[node] = now
         else:
-            self._of_node.pop(node, None)
             self._heard_at.pop(node, None)
 
     def note_checkpoint(self, now: float) -> None:
@@ -154,28 +147,25 @@ class HangWatch:
             self._unfit = True
 
     def _compare(self, row: _Row, reading: RankSigns, now: float) -> None:
+        was, row.seen = row.seen, reading
         told = (
-            reading.output_bytes > row.output_bytes
-            or reading.slot_writes_count > row.writes_count
-            or reading.step > row.step
+            reading.step > was.step
+            or reading.slot_writes_count > was.slot_writes_count
+            or reading.output_bytes > was.output_bytes
         )
-        shown = row.state == "D" != reading.state
-        if reading.state != row.state:
-            row.state, row.state_since = reading.state, now
+        shown = False
+        if reading.state != was.state:
+            row.state_since, shown = now, was.state == "D"
         if now - row.window_at >= CPU_WINDOW_S:
             shown = self._new_window(row, reading.cpu_s, now) or shown
         if told:
-            row.sign_at = now
             self._told(reading, now)
         elif shown:
-            row.sign_at = now
             self._sign(now, told=False)
-        if reading.phase != row.phase and (reading.phase in LONG_PHASES or row.phase in LONG_PHASES):
+        if reading.phase != was.phase and (reading.phase in LONG_PHASES or was.phase in LONG_PHASES):
             self._unfit = True
         if reading.state in ("T", "t"):
             self._unfit = True
-        row.step, row.phase, row.writes_count = reading.step, reading.phase, reading.slot_writes_count
-        row.output_bytes, row.cpu_s = reading.output_bytes, reading.cpu_s
 
     def _new_window(self, row: _Row, cpu_s: float, now: float) -> bool:
         """Judge the CPU window that ends now; True when the rank turned busy after it was idle."""
@@ -190,7 +180,8 @@ class HangWatch:
 
     def _told(self, reading: RankSigns, now: float) -> None:
         self._told_count += 1
-        self._sign(now, told=True)
+        if now > self._sign_at:  # most ranks of a beat tell what the first one did
+            self._sign(now, told=True)
         if reading.step > self._top_step:
             self._steps_count += self._top_step >= 0
             self._top_step = reading.step
@@ -233,7 +224,7 @@ class HangWatch:
             limit_s = max(learnt_s, SLACK_FACTOR * self._survived_s)
         else:
             limit_s = policy.startup_limit_s
-        if limit_s and any(row.phase in LONG_PHASES for row in self._rows.values()):
+        if limit_s and any(row.seen.phase in LONG_PHASES for row in self._rows.values()):
             return max(limit_s, policy.steady_max_s)
         return limit_s
 
@@ -266,11 +257,12 @@ class HangWatch:
     def _evidence(self, now: float, stalled_s: float) -> str:
         """What besides the time says that this is a hang; "" when nothing does."""
         rows = self._rows
-        stopped = [rank for rank, row in rows.items() if row.state in ("T", "t")]
+        stopped = [rank for rank, row in rows.items() if row.seen.state in ("T", "t")]
         if stopped:
             return f"rank {min(stopped)} is stopped"
-        idle = [row for row in rows.values() if row.state != "D" and 0 <= row.cpu_rate < self.policy.idle_cpu_rate]
-        stuck = [rank for rank, row in rows.items() if row.state == "D" and now - row.state_since >= STUCK_AFTER_S]
+        idle_rate, in_kernel = self.policy.idle_cpu_rate, [rank for rank, row in rows.items() if row.seen.state == "D"]
+        idle = [row for row in rows.values() if row.seen.state != "D" and 0 <= row.cpu_rate < idle_rate]
+        stuck = [rank for rank in in_kernel if now - rows[rank].state_since >= STUCK_AFTER_S]
         if stuck:
             return f"rank {min(stuck)} is stuck in the kernel (state D)"
         if len(idle) == len(rows):
@@ -285,26 +277,10 @@ class HangWatch:
     def observations(self) -> tuple[RankObservation, ...]:
         """What is known of each rank, in rank order."""
         return tuple(
-            RankObservation(rank, row.node, row.state, row.step, max(0.0, row.cpu_rate))
+            RankObservation(rank, row.node, row.seen.state, row.seen.step, max(0.0, row.cpu_rate))
             for rank, row in sorted(self._rows.items())
         )
 
     def _at_step(self) -> str:
-        step = max((row.step for row in self._rows.values()), default=-1)
+        step = max((row.seen.step for row in self._rows.values()), default=-1)
         return f" at step {step}" if step >= 0 else ""
-
-
-def _first_row(node: str, reading: RankSigns, now: float) -> _Row:
-    return _Row(
-        node=node,
-        step=reading.step,
-        phase=reading.phase,
-        writes_count=reading.slot_writes_count,
-        output_bytes=reading.output_bytes,
-        cpu_s=reading.cpu_s,
-        state=reading.state,
-        state_since=now,
-        sign_at=now,
-        window_at=now,
-        window_cpu_s=reading.cpu_s,
-    )

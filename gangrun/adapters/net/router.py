@@ -22,8 +22,8 @@ from gangrun.wire.messages import FromAgent, Message, encode
 
 BATCH_MAX_COUNT = 512
 # From so many messages a second on, the thread lets some gather before it reads: each wake-up of it, of the loop and of
-# libzmq's thread costs as much as a message.
-CROWD_PER_S, GATHERS_MS = 1000, 5
+# libzmq's thread costs as much as a few messages. An ack comes two such times later, which leases of seconds allow.
+CROWD_PER_S, GATHERS_MS = 200, 20
 CLOSE_WITHIN_S = 2.0
 
 

@@ -2,6 +2,7 @@
 
 A seed that breaks an invariant is a bug; it is listed with how to see it again.
 Run:  python benchmarks/simulation.py [--seeds 200] [--nodes 128] [--json FILE]
+      python benchmarks/simulation.py --start 1000 10000     what it costs until all ranks of so many nodes train
 """
 
 import argparse
@@ -12,9 +13,11 @@ import sys
 import time
 from pathlib import Path
 
+from gangrun.core.model import Phase
 from gangrun.sim import FaultPlan, InvariantBroken, Setup, World
 
 FIRST_SEED = 1_000_000  # far from those that the tests use
+START_S = 30.0
 
 
 def one_seed(job: tuple[int, int]) -> tuple[int, float, int, int, str]:
@@ -26,6 +29,17 @@ def one_seed(job: tuple[int, int]) -> tuple[int, float, int, int, str]:
     except InvariantBroken as broken:
         return seed, 0.0, 0, 0, str(broken).splitlines()[0]
     return seed, outcome.took_s, outcome.events_count, len(outcome.gangs), ""
+
+
+def start(nodes: int) -> None:
+    """Processor time of the first simulated seconds, from the first job until all ranks train, by node."""
+    began, world = time.process_time(), World(Setup.of(nodes), seed=1)
+    world.start()
+    world.run_until(START_S)
+    took_s, state = time.process_time() - began, world.newest_state()
+    assert state is not None, nodes
+    assert state.phase is Phase.RUNNING, state.reason
+    print(f"{nodes} nodes: {took_s:.1f} s of processor time, {took_s / nodes * 1e3:.2f} ms a node", flush=True)
 
 
 def measure(seeds: int, nodes: int, seconds_max: float = 1800.0) -> dict:
@@ -74,7 +88,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--nodes", type=int, default=128)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--start", type=int, nargs="+", metavar="NODES")
     args = parser.parse_args()
+    if args.start:
+        for nodes in args.start:
+            start(nodes)
+        return
     result = measure(args.seeds, args.nodes)
     print(table(result))
     if args.json:

@@ -134,7 +134,7 @@ class KeptCopies:
                     os.unlink(made)
                     os.link(source, made, follow_symlinks=False)
                 else:
-                    _copy(source, target.fileno(), judged, give_up)
+                    copy_as_judged(source, target.fileno(), judged, give_up)
             if Identity.of(source) != judged:
                 raise NotCopied(0, "the script has written to it meanwhile")
         except OSError:
@@ -144,7 +144,8 @@ class KeptCopies:
         return made
 
 
-def _copy(source: str, target: int, judged: Identity, give_up: Callable[[], bool]) -> None:
+def copy_as_judged(source: str, target: int, judged: Identity, give_up: Callable[[], bool]) -> None:
+    """Raises ``NotCopied`` if it is not, or not any more, what was judged."""
     _, size, mtime_ns = judged.marker or (0, 0, 0)
     free = os.fstatvfs(target)
     if free.f_bavail * free.f_frsize < 2 * size:  # the script's next save must find room too

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME
-from gangrun.checkpoint.formats.framework_directory import unfinished_words
+from gangrun.checkpoint.formats.framework_directory import step_of_single, unfinished_words
 from gangrun.checkpoint.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from gangrun.core.checkpoints.resume import Kind, shown
 from gangrun.frameworks.framework import AUTO, FILE, Framework, frameworks_of
@@ -164,7 +164,7 @@ class FrameworkNaming:
 
     def framework_of(self, name: str) -> Framework | None:
         """Whose directory bears such a name."""
-        return next((one for one in self.frameworks if one.step_of(name) is not None), None)
+        return next((one for one in self.frameworks if one.is_named(name)), None)
 
     def step_of(self, name: str) -> int | None:
         """The step in a name, or None for a name that is not a step directory's."""
@@ -216,7 +216,7 @@ def steps_newest_first(directory: str, pattern: Naming) -> Iterator[StepDirector
 
 
 def named_newest_first(directory: str, pattern: StepPattern | FrameworkNaming) -> list[tuple[int, os.DirEntry[str]]]:
-    """Every name that the pattern takes for a step; none of them is looked into."""
+    """Every name that the pattern takes for a step; no directory is looked into."""
     try:
         with os.scandir(directory) as names:
             listed = list(names)
@@ -227,9 +227,27 @@ def named_newest_first(directory: str, pattern: StepPattern | FrameworkNaming) -
             f"checkpoint directory {shown(directory)} cannot be read ({os.strerror(error.errno or 0)}): "
             "gangrun does not know which checkpoints exist"
         ) from None
-    steps = ((pattern.step_of(item.name), item) for item in listed if item.name != MACHINE_FOLDER)
+    steps = [(step_there(item.path, pattern), item) for item in listed if item.name != MACHINE_FOLDER]
     known = [(step, item) for step, item in steps if step is not None]
+    newest = max((step for step, _ in known), default=-1)
+    known += [(newest + 1, item) for step, item in steps if step is None and _is_torn_save(item, pattern)]
     return sorted(known, key=lambda one: (one[0], one[1].name), reverse=True)
+
+
+def step_there(path: str, naming: Naming) -> int | None:
+    """The step of what stands there: by its name, or as a checkpoint of one file tells it; None: it is no checkpoint,
+    or tells none.
+    """
+    name = os.path.basename(path)
+    framework = naming.framework_of(name) if isinstance(naming, FrameworkNaming) else None
+    inside = step_of_single(path, framework) if framework is not None and framework.single_file else None
+    return naming.step_of(name) if inside is None else inside
+
+
+def _is_torn_save(item: os.DirEntry[str], naming: Naming) -> bool:
+    """Is it named as a save, and does it tell no step? It counts as the newest: a script may load it."""
+    framework = naming.framework_of(item.name) if isinstance(naming, FrameworkNaming) else None
+    return framework is not None and framework.single_file and not item.is_symlink()
 
 
 def _saves_of(directory: str, file: OneFile) -> Iterator[StepDirectory]:
@@ -270,7 +288,8 @@ def strangers(directory: str, pattern: Naming) -> list[Entry]:
         return others
     files = [one.file_names for one in pattern.frameworks if one.file_names is not None]
     others = [entry for entry in others if not any(names.fullmatch(entry.name) for names in files)]
-    there = [one for one in pattern.frameworks if any(one.step_of(entry.name) is not None for entry in listed)]
+    others = [entry for entry in others if not ((one := pattern.framework_of(entry.name)) and one.single_file)]
+    there = [one for one in pattern.frameworks if any(one.is_named(entry.name) for entry in listed)]
     theirs = {name for one in there for name in (*one.leaves, *([one.tracker.name] if one.tracker else []))}
     marks = tuple(one.unfinished_suffix for one in there if one.unfinished_suffix)
     return [entry for entry in others if entry.name not in theirs and not entry.name.endswith(marks)]
@@ -344,6 +363,9 @@ def look_at(step: int, path: str, naming: Naming, *, is_link: bool | None = None
     if os.path.islink(path) if is_link is None else is_link:
         why = "it is a symbolic link, which is not followed"
         return StepDirectory(step, name, path, Kind.UNKNOWN, False, why)
+    single = naming.framework_of(name) if isinstance(naming, FrameworkNaming) else None
+    if single is not None and single.single_file and os.path.isfile(path):
+        return StepDirectory(step, name, path, Kind.FRAMEWORK, True, framework=single)
     try:
         inside = os.listdir(path)
     except NotADirectoryError:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from threading import Lock
 
+from gangrun.checkpoint import stand_in
 from gangrun.checkpoint.formats import manifest, safetensors
 from gangrun.checkpoint.formats.dcp import Judgement, keys_of, screen, verify
-from gangrun.checkpoint.formats.framework_directory import judge_directory
+from gangrun.checkpoint.formats.framework_directory import judge_directory, judge_single
 from gangrun.checkpoint.formats.one_file import judge_file, screen_file
 from gangrun.checkpoint.kept_copies import KeptCopies
 from gangrun.checkpoint.records import RequestRecord, VerifiedBefore, load_record, save_record
@@ -31,6 +32,7 @@ from gangrun.checkpoint.scan import (
     look_at_file,
     machine_folder,
     step_pattern,
+    step_there,
     strangers,
     was_finished,
 )
@@ -52,8 +54,9 @@ from gangrun.core.checkpoints.resume import (
     shown,
 )
 from gangrun.core.model import Poisoned
+from gangrun.core.text import step_words
 from gangrun.frameworks import layouts
-from gangrun.frameworks.framework import AUTO, frameworks_of
+from gangrun.frameworks.framework import AUTO, Framework, frameworks_of
 
 LINK_NAME = "resume"
 _TOLD_EVERY_BYTES = 64 * 1024 * 1024
@@ -227,11 +230,35 @@ class CheckpointRoom:
             return self._step_back(
                 choice, self._copies, [c for c in ours if c in moving or c.path == self._copies.path], attempt
             )
+        stands = self._loading_framework(choice)
         if isinstance(choice, Chosen):
             choice = _taken_for(choice, candidates, self._pattern)
         retold = self._retold(choice, ours, attempt)  # first: a tracker never names what was moved
+        if stands is None or not isinstance(choice, Chosen):
+            moved = set_aside(self.directory, moving, attempt, self._judged, self._machine_folder)
+            return Resume(choice, moved, tuple(self._notes), retold)
+        path = choice.checkpoint.path
+        needed = stand_in.is_needed(stands, path, ours, self._machine_folder)
+        moving += [self._superseded(c, choice) for c in stand_in.loaded_instead(stands, path, ours) if c not in moving]
         moved = set_aside(self.directory, moving, attempt, self._judged, self._machine_folder)
+        if needed:
+            copied = stand_in.put(path, self._judged.get(path), self._machine_folder, stands.newest_name)
+            retold = (*retold, copied)
         return Resume(choice, moved, tuple(self._notes), retold)
+
+    def _loading_framework(self, choice: Chosen | FromZero) -> Framework | None:
+        """Whose scripts load a file by a fixed name, if the choice is its checkpoint here."""
+        if not isinstance(choice, Chosen) or not isinstance(self._pattern, FrameworkNaming):
+            return None
+        folder, name = os.path.split(choice.checkpoint.path)
+        framework = self._pattern.framework_of(name) if folder == self.directory else None
+        return framework if framework is not None and framework.loaded_as_newest is not None else None
+
+    def _superseded(self, whole: Candidate, choice: Chosen) -> Candidate:
+        with suppress(OSError):  # what is older than the choice was not looked at
+            self._judged.setdefault(whole.path, Identity.of(whole.path))
+        why = f"the script would load it instead of {step_words(choice.checkpoint.step)}"
+        return replace(whole, why_not=whole.why_not if whole.judged and not whole.valid else why)
 
     def _retold(self, choice: Chosen | FromZero, ours: list[Candidate], attempt: str) -> tuple[Retold, ...]:
         """Let the trackers of the frameworks that saved here name the choice, if it is here."""
@@ -320,7 +347,7 @@ class CheckpointRoom:
         """A requested checkpoint that the survey did not meet: judged, or refused with a reason."""
         if any(candidate.path == path for candidate in known):
             return []
-        step = self._pattern.step_of(os.path.basename(path))
+        step = step_there(path, self._pattern)
         found = None if step is None else look_at(step, path, self._pattern)
         if found is not None:
             return [self._judge(found, lambda candidate: True, remembered=False)]
@@ -360,7 +387,7 @@ class CheckpointRoom:
         if found.kind is Kind.UNKNOWN or not found.committed:
             strange = _unjudged(found)
             return self._opinions.of_unknown(found, strange) if deep(strange) else strange
-        place = os.path.dirname(found.path) if found.kind is Kind.FILE else found.path
+        place = os.path.dirname(found.path) if os.path.isfile(found.path) else found.path
         judged = self._memory.recall(found.name, place) if remembered else None
         if judged is None:
             judged = _screen(found)
@@ -386,7 +413,8 @@ class CheckpointRoom:
         if found.kind is Kind.FILE:
             return judge_file(found.path, tick or (lambda count: None))
         if found.framework is not None:
-            return judge_directory(found.path, found.step, found.framework, tick or (lambda count: None))
+            judge = judge_single if os.path.isfile(found.path) else judge_directory
+            return judge(found.path, found.step, found.framework, tick or (lambda count: None))
         if found.kind is Kind.SAFETENSORS:
             return safetensors.verify(found.path)
         return verify(found.path, tick, self._threads_count, self._prove_all)
@@ -429,7 +457,8 @@ def _screen(found: StepDirectory) -> Judgement:
     if found.kind is Kind.FILE:
         return screen_file(found.path)
     if found.framework is not None:
-        return judge_directory(found.path, found.step, found.framework)
+        judge = judge_single if os.path.isfile(found.path) else judge_directory
+        return judge(found.path, found.step, found.framework)
     if found.kind is Kind.SAFETENSORS:
         return safetensors.verify(found.path)
     return screen(found.path)

@@ -42,6 +42,6 @@ TORCHTITAN = Framework(
     dcp_names=_TITAN_NAMES,
     remark=_remark,
     resume_argument="--checkpoint.load_step={step}",
-    taken_if=("torchtitan",),
+    taken_if=("torchtitan", "checkpoint.load_step"),
     modules=("torchtitan.train",),
 )

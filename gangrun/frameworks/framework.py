@@ -68,11 +68,18 @@ class Framework:
     modules: tuple[str, ...] = ()  # of ``python -m``, which take it too
     tracker: Tracker | None = None
     leaves: tuple[str, ...] = ()  # other files that it puts beside its checkpoints
+    single_file: bool = False  # a checkpoint may be one archive of torch.save, which tells its own step
+    loaded_as_newest: re.Pattern[str] | None = None  # a script that is told no path loads the newest of these, ...
+    newest_name: str = ""  # ... by time; this one is such
+
+    def is_named(self, name: str) -> bool:
+        """Does the framework name its checkpoints so?"""
+        return self.names.fullmatch(name) is not None
 
     def step_of(self, name: str) -> int | None:
-        """The step in a directory's name; None if the framework names none so."""
+        """The step in a name; None if the framework names none so, or the name tells no step."""
         match = self.names.fullmatch(name)
-        return int(match[1]) if match else None
+        return int(match[1]) if match and match[1] else None
 
     def stores_dcp(self, name: str) -> bool:
         """Is a directory of this name torch.distributed.checkpoint's?"""
@@ -86,8 +93,7 @@ class Framework:
 
     def takes_argument(self, script: str) -> bool:
         """Does this source text take the resume argument? gangrun does not run it to find out."""
-        words = (self.resume_argument.lstrip("-").partition("=")[0], *self.taken_if)
-        return bool(self.resume_argument) and any(word in script for word in words)
+        return any(word in script for word in self.taken_if)
 
     def telling_file(self, paths: Collection[str]) -> str:
         """The file whose change tells one save from another at the same place, "" if there is none."""

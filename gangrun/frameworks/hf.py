@@ -70,5 +70,5 @@ FRAMEWORK = Framework(
     remark=_remark,
     step_of_marker=_step,
     resume_argument="--resume_from_checkpoint",
-    taken_if=("HfArgumentParser",),
+    taken_if=("resume_from_checkpoint", "HfArgumentParser"),
 )

@@ -63,7 +63,7 @@ LAYOUTS = (
     _directories("DeepSpeed", r"global_step\d+", r"global_step(\d+)", named="deepspeed"),
     _directories("Megatron", r"iter_\d{7,}", r"iter_(\d+)", named="megatron"),
     _directories("NeMo", r".*step=\d+.*consumed_samples=.*", r".*step=(\d+).*", named="nemo"),
-    _directories("Lightning", r".*\.ckpt", r".*step=(\d+).*\.ckpt"),
+    _directories("Lightning", r".*\.ckpt", r".*step=(\d+).*\.ckpt", named="lightning"),
     _directories("torchtune", r"(?:dist_)?epoch_\d+", r"(?:dist_)?epoch_(\d+)", named="torchtune"),
     _directories("a script with Accelerate", r"(?:step|epoch)_\d+", r"(?:step|epoch)_(\d+)"),
     _directories("Composer", r"ep\d+-ba\d+", r"ep\d+-ba(\d+)", named="composer"),

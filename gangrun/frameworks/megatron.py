@@ -130,5 +130,5 @@ NEMO = Framework(
     name_remark=_nemo_name_remark,
     unfinished_suffix="-unfinished",
     resume_argument="resume.resume_from_path={path}",
-    taken_if=("nemo_run", "run.cli"),
+    taken_if=("resume.resume_from_path", "nemo_run", "run.cli"),
 )

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import struct
 import zipfile
 from collections.abc import Collection, Iterator
+from dataclasses import replace
+from functools import lru_cache
 
 from gangrun.checkpoint.formats import dcp
 from gangrun.checkpoint.formats.dcp import (
@@ -69,6 +72,35 @@ def judge_directory(directory: str, step: int, framework: Framework, tick: Tick 
     level = Level.COMPLETE if whys or tick is None else Level.VERIFIED
     size = sum(mark[0] for mark in marks.values())
     return Judgement(level, "; ".join(whys), tick is not None, tuple(marks.items()), None, pieces, size)
+
+
+def judge_single(path: str, step: int, framework: Framework, tick: Tick | None = None) -> Judgement:
+    """Judge a checkpoint that is one file; without ``tick`` its data is not read."""
+    judged_file = screen_file(path) if tick is None else judge_file(path, tick)
+    if judged_file.level is None:
+        return judged_file
+    facts = facts_of(path, framework.facts_keys)
+    flaw = framework.flaw((), facts)
+    if facts.get(framework.step_key) != step:
+        flaw = f"it tells {framework.step_key} {facts.get(framework.step_key)}, and not step {step}"
+    return replace(judged_file, level=None, why=flaw) if flaw else judged_file
+
+
+@lru_cache(maxsize=4096)
+def _step_inside(path: str, framework: Framework, _identity: tuple[int, int, int]) -> int | None:
+    step = facts_of(path, (framework.step_key,)).get(framework.step_key)
+    return step if isinstance(step, int) else None
+
+
+def step_of_single(path: str, framework: Framework) -> int | None:
+    """The step that a checkpoint of one file tells; None if it is torn, or no file."""
+    try:
+        facts = os.lstat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(facts.st_mode):
+        return None
+    return _step_inside(path, framework, (facts.st_ino, facts.st_size, facts.st_mtime_ns))
 
 
 def _demand_step(directory: str, step: int, framework: Framework, facts: Facts) -> None:

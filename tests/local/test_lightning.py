@@ -1,0 +1,101 @@
+"""A script of Lightning, as its users write one: killed in the middle of a save, resumed from a whole checkpoint."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.local.harness import Box
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+LONG_S = 200.0
+
+SCRIPT = """
+import signal, sys
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+class Tiny(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 1)
+
+    def training_step(self, batch, index):
+        if index == 0:
+            print("REQUEUES", signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL, flush=True)
+        return ((self.linear(batch).squeeze(-1) - batch.sum(-1)) ** 2).mean()
+
+    def on_train_start(self):
+        print("BEGAN", self.trainer.global_step, flush=True)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+asked = {asked}
+saves = ModelCheckpoint(dirpath="out", every_n_train_steps=2, save_top_k=-1, save_last=True)
+trainer = L.Trainer(
+    max_steps=8, accelerator="cpu", devices=2, strategy="ddp", logger=False, callbacks=[saves],
+    enable_progress_bar=False, enable_model_summary=False,
+)
+trainer.fit(Tiny(), torch.utils.data.DataLoader(torch.randn(256, 8), batch_size=4), ckpt_path=asked)
+print("DONE", trainer.global_step, flush=True)
+"""
+TAKES_PATH = 'sys.argv[sys.argv.index("--ckpt_path") + 1] if "--ckpt_path" in sys.argv else None'
+# The kernel ends rank 0 while it copies that file from $TMPDIR, which is another file system, to its final name: by a
+# hook of the interpreter's start, the script knows nothing of it.
+KILL = """
+import os, sys
+if os.environ.get("RANK") == "0" and os.environ.get("GANGRUN_ATTEMPT") == "0":
+    import glob, resource, signal
+    def hook(event, arguments):
+        if event == "shutil.copyfile" and str(arguments[1]).endswith("out/{name}"):
+            if glob.glob("out/*step=4.ckpt") and ({at_once} or glob.glob("out/*step=6.ckpt")):
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    sys.addaudithook(hook)
+"""
+
+
+@pytest.mark.parametrize(
+    ("torn", "asked", "began", "told"),
+    [
+        ("last.ckpt", '"last"', 6, "last.ckpt is now a copy of epoch=0-step=6.ckpt"),
+        ("epoch=0-step=6.ckpt", TAKES_PATH, 4, "adds --ckpt_path PATH"),
+    ],
+)
+def test_a_rank_is_killed_in_the_middle_of_a_save_and_the_run_goes_on_from_a_whole_one(
+    box: Box, torn: str, asked: str, began: int, told: str
+) -> None:
+    (box.folder / "site").mkdir()
+    hook = KILL.replace("{name}", torn).replace("{at_once}", str(torn != "last.ckpt"))
+    (box.folder / "site" / "sitecustomize.py").write_text(hook)
+    path = f"{box.folder / 'site'}{os.pathsep}{box.environment['PYTHONPATH']}"
+    script = box.script(SCRIPT.replace("{asked}", asked))
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        assert os.stat(elsewhere).st_dev != os.stat(box.work).st_dev, "another file system"
+        inside_slurm = {"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "train"}  # Lightning would requeue such a job itself
+        options = ("--nproc-per-node", "2", "--checkpoint-dir", "out", "--framework", "auto")
+        box.start(*options, script, environment={"PYTHONPATH": path, "TMPDIR": elsewhere, **inside_slurm})
+        assert box.end(LONG_S) == 0, box.told()
+    shown, out = box.out.read_text(), box.work / "out"
+    assert f"BEGAN {began}" in shown and shown.count("DONE 8") == 2, box.told()
+    assert "REQUEUES False" in shown and "REQUEUES True" not in shown
+    assert box.status()["restarts"] == 1, box.told()
+    steps = sorted(os.listdir(out))
+    assert steps == [*(f"epoch=0-step={step}.ckpt" for step in (2, 4, 6, 8)), "last.ckpt"]
+    aside = next((box.work / ".gangrun" / "out" / "set-aside").rglob(torn))
+    assert 0 < aside.stat().st_size <= 3000
+    explained = " ".join(box.gangrun("explain", "--runs-dir", str(box.runs)).stdout.split())
+    assert "taken for a checkpoint of Lightning" in explained
+    assert told in explained + box.told() + logs_of(box.runs), explained + box.told()
+
+
+def logs_of(runs: Path) -> str:
+    """All that a run's own processes wrote down."""
+    files = (path for path in runs.rglob("*") if path.is_file() and path.suffix in {"", ".log", ".out"})
+    return "\n".join(path.read_text("utf-8", "replace") for path in files)

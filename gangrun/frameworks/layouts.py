@@ -58,7 +58,7 @@ def _files(framework: str, names: str, *, overwritten: bool = False, named: str 
 
 LAYOUTS = (
     _directories("Hugging Face Trainer", r"checkpoint-\d+", r"checkpoint-(\d+)", named="hf"),
-    _directories("Accelerate", r"checkpoint_\d+", r"checkpoint_(\d+)"),
+    _directories("Accelerate", r"checkpoint_\d+", r"checkpoint_(\d+)", named="accelerate"),
     _directories("torchtitan", r"step-\d+", r"step-(\d+)", named="torchtitan"),
     _directories("DeepSpeed", r"global_step\d+", r"global_step(\d+)", named="deepspeed"),
     _directories("Megatron", r"iter_\d{7,}", r"iter_(\d+)", named="megatron"),

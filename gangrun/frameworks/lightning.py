@@ -38,6 +38,7 @@ FRAMEWORK = Framework(
     facts_file=re.compile(r"meta\.pt"),
     facts_keys=("global_step", _STATES),
     step_key="global_step",
+    signs=re.compile(r".*"),  # a sharded one holds torch.distributed.checkpoint's files too
     flaw=_flaw,
     resume_argument="--ckpt_path",
     taken_if=("--ckpt_path", "LightningCLI"),

@@ -127,7 +127,8 @@ def test_a_sharded_one_is_a_directory_whose_meta_comes_last(tmp_path: Path) -> N
     out = tmp_path / "out"
     good = save(out, 2)
     (out / "epoch=0-step=4.ckpt").mkdir()
-    (out / "epoch=0-step=4.ckpt" / "__0_0.distcp").write_bytes(b"x")
+    for name in ("__0_0.distcp", ".metadata"):
+        (out / "epoch=0-step=4.ckpt" / name).write_bytes(b"x")
     found = room(out, "auto").choose_and_set_aside(ResumeRequest(), "run-1")
     assert isinstance(found.choice, Chosen) and found.choice.checkpoint.path == str(good)
     assert "it has no meta.pt" in found.moved[0].why

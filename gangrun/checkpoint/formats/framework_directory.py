@@ -53,7 +53,7 @@ def judge_directory(directory: str, step: int, framework: Framework, tick: Tick 
     marks = {telling: mark_of(directory, telling)} if telling else {}  # first: it tells this save from another one
     _demand_step(directory, step, framework, facts)
     whys = [remark] if (remark := framework.remark(paths, facts)) else []
-    pieces, seen = 0, {framework.marker}
+    pieces, seen = 0, {framework.marker} if framework.step_of_marker is not None else set[str]()
     for prefix, one in _all_parts(directory, framework, seen, tick):
         if one.level is None and not one.unknown:
             raise UnreadableFile(one.why) if one.unreadable else BadFile(f"{prefix}{one.why}")

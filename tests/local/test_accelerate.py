@@ -1,0 +1,70 @@
+"""A script of Accelerate, as its users write one: killed in the middle of a save, resumed from a whole checkpoint."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.local.harness import Box
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+LONG_S = 200.0
+
+SCRIPT = """
+import os
+import torch
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
+
+names = ProjectConfiguration(project_dir="out", automatic_checkpoint_naming=True)
+accelerator = Accelerator(cpu=True, project_config=names)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.Adam(model.parameters())
+model, optimizer = accelerator.prepare(model, optimizer)
+names_there = os.listdir("out/checkpoints") if os.path.isdir("out/checkpoints") else []
+saved = sorted(int(name.split("_")[1]) for name in names_there)
+if saved:
+    accelerator.load_state()
+    names.iteration = saved[-1] + 1
+print("BEGAN", saved[-1] if saved else None, flush=True)
+accelerator.wait_for_everyone()
+for number in range(saved[-1] + 1 if saved else 0, 4):
+    accelerator.backward(model(torch.randn(4, 8)).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+    accelerator.save_state()
+    accelerator.wait_for_everyone()
+print("DONE", flush=True)
+"""
+# The kernel ends rank 0 while it writes the optimizer of checkpoint_2, by a hook of the interpreter's start: the script
+# knows nothing of it. The weights are smaller than the limit.
+KILL = """
+import os, sys
+if os.environ.get("RANK") == "0" and os.environ.get("GANGRUN_ATTEMPT") == "0":
+    import resource, signal
+    def hook(event, arguments):
+        if event == "os.mkdir" and str(arguments[0]).endswith("checkpoint_2"):
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    sys.addaudithook(hook)
+"""
+
+
+def test_a_rank_is_killed_in_the_middle_of_a_save_and_the_run_goes_on_from_the_one_before(box: Box) -> None:
+    (box.folder / "site").mkdir()
+    (box.folder / "site" / "sitecustomize.py").write_text(KILL)
+    path = f"{box.folder / 'site'}{os.pathsep}{box.environment['PYTHONPATH']}"
+    options = ("--nproc-per-node", "2", "--checkpoint-dir", "out/checkpoints", "--framework", "auto")
+    box.start(*options, box.script(SCRIPT), environment={"PYTHONPATH": path})
+    assert box.end(LONG_S) == 0, box.told()
+    shown, out = box.out.read_text(), box.work / "out" / "checkpoints"
+    assert shown.count("BEGAN 1") == 2 and shown.count("DONE") == 2, box.told()
+    assert box.status()["restarts"] == 1, box.told()
+    assert sorted(os.listdir(out)) == [f"checkpoint_{number}" for number in range(4)]
+    (aside,) = (box.work / "out" / ".gangrun").rglob("checkpoint_2")
+    assert (aside / "model.safetensors").exists() and not (aside / "random_states_0.pkl").exists()
+    told = " ".join(box.gangrun("explain", "--runs-dir", str(box.runs)).stdout.split())
+    assert "taken for a checkpoint of Accelerate" in told
+    assert "project_configuration.iteration" in told

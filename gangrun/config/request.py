@@ -242,6 +242,7 @@ def policy_of(settings: Mapping[str, Value], world: str, *, can_requeue: bool = 
             hang=HangPolicy(**fields_of(settings, "policy.hang")),
             join_within_s=JOIN_WITHIN_S[world] if join_s is None else join_s,
             can_requeue=can_requeue,
+            total_steps=settings["total_steps"].value,
             keeps_memory=settings["memory_checkpoints"].value,
             test_at_start=checks and health.active_at_start,
             test_suspects=checks and health.active_on_suspicion,

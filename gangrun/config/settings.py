@@ -88,8 +88,8 @@ class Setting:
 SETTINGS: tuple[Setting, ...] = (
     Setting("nproc_per_node", RANKS, TRAINING, "Ranks per node", told_default="one per GPU, else 1"),
     Setting(
-        "total_steps", STEPS, TRAINING, "Steps of the whole run, from which the time left is told", 0, "total_steps",
-        told_default="as the script prints",
+        "total_steps", STEPS, TRAINING, "Steps of the whole run; exit code 0 before them is not the end", 0,
+        "total_steps", told_default="as the script prints",
     ),
     Setting("nodes", NODES, PLACES, "Nodes that hold ranks", 1),
     Setting("min_nodes", NODES, PLACES, "Minimum nodes to continue with after nodes are lost", told_default="all"),

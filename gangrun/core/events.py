@@ -172,6 +172,7 @@ class RankFinished:
     node: str
     at: float
     step: int = -1  # the last step that it reported
+    log_reach: int = -1  # the highest that it may have done, as its lines go; -1: it reported steps, or printed none
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,7 @@ class RankExit:
     mark: str = ""  # the row of ``error_rules`` that its own words matched; "-": none; "": nobody looked yet
     shown: tuple[str, ...] = ()  # the rows that lines of its stderr matched, in the table's order
     log_step: int = -1  # the highest that it printed, if it reported none
+    log_reach: int = -1  # the highest that it may have done unseen, as its lines go: they may not tell each step
 
     @property
     def fell_at(self) -> float:
@@ -270,6 +271,7 @@ class Evidence:
     start_failed: tuple[str, str] | None = None  # (node or "", why)
     started_over: tuple[int, int] | None = None  # (first step seen, resumed step)
     shown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # row -> two nodes at most of ranks we stopped
+    unfinished: str = ""  # all ranks ended with 0: why that is not the end of the run
 
 
 # ---- the run ---------------------------------------------------------------------------------------------------------
@@ -527,6 +529,7 @@ class Attempt:
     finished: Ranks = field(default_factory=Ranks)  # that ended with 0
     stopped: Ranks = field(default_factory=Ranks)  # that we stopped, and that said what they had written
     step: int = -1  # highest step seen in it
+    reach: int = -1  # highest step that ranks which ended with 0 may have done, as their lines go
 
 
 @dataclass(frozen=True, slots=True)

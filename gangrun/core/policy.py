@@ -76,6 +76,7 @@ class Policy:
     shared_fault_window_s: float = 10.0
     shared_fault_wait_s: float = 600.0
     progress_mark_every_s: float = 30.0
+    total_steps: int = 0  # that the training has; 0: nobody said
     poison_after_steps: int = 10  # so soon after loading it a failure may be the checkpoint's; 0: never
     poison_times_count: int = 2  # the same failure, so often, before it is set aside
     can_requeue: bool = False  # is there a scheduler behind us

@@ -129,6 +129,12 @@ def test_a_counter_counts_more_than_a_bar_and_none_ever_falls() -> None:
     assert steps.step == 9
 
 
+def test_how_far_it_may_have_come_is_as_far_as_its_lines_are_apart() -> None:
+    assert read(*(f"step {n}/1000" for n in (1, 50, 150, 200, 250))).reach == 350
+    assert read(*(f"step {n}/1000" for n in (900, 901, 902))).reach == -1, "three lines are too few"
+    assert read(*(f"step {n}/1000" for n in (900, 901, 902, 903))).reach == 904, "the first value is no distance"
+
+
 def test_bars_of_epochs_add_up() -> None:
     steps = read(*(f"Epoch {e}: 1%| | {n}/100 [00:10<00:12, 1it/s]" for e in range(2) for n in range(1, 101)))
     assert steps.step == 200

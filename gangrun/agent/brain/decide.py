@@ -413,7 +413,8 @@ class AgentBrain:
         if ended is None:
             return []
         if ended.code == 0 and not ended.by_us:  # a script that is asked to stop may well end with 0: no success
-            return self._tell(RankFinished(fact.attempt, ended.rank, ended.node, ended.at, ended.step), now)
+            told = RankFinished(fact.attempt, ended.rank, ended.node, ended.at, ended.step, ended.log_reach)
+            return self._tell(told, now)
         return self._tell(RankExited(fact.attempt, ended), now)
 
     def _read(self, fact: facts.ReadingsTaken) -> list[Effect]:

@@ -396,6 +396,7 @@ def watch(
             error=words.error,
             step=last_step,
             log_step=logs.step(rank.rank) if last_step < 0 else -1,
+            log_reach=logs.reach(rank.rank) if last_step < 0 else -1,
             tail=() if ours else words.tail,
             written_at=words.written_at,
         )

@@ -43,10 +43,11 @@ _SUMMARY = b"train_runtime"  # in the Trainer's last line, where the loss is a m
 class _Counted:
     """A number that grows from line to line."""
 
-    __slots__ = ("grown_count", "total", "value")
+    __slots__ = ("grown_count", "total", "value", "widest")
 
     def __init__(self) -> None:
         self.value, self.total, self.grown_count = -1, -1, 0
+        self.widest = 0  # how far apart two values were at most
 
     def take(self, line: bytes, start: int, done: int, total: int) -> bool:
         """Does the line tell of training, and of no step before the newest? ``total`` 0: it names none."""
@@ -55,6 +56,7 @@ class _Counted:
         if value < self.value or _NO_TRAINING.search(line, 0, start):
             return False
         if value > self.value:
+            self.widest = max(self.widest, value - self.value) if self.grown_count else 0
             self.value = value
             self.grown_count += 1
             epochs = int(epoch[2] or 0) + 1 if epoch else 1
@@ -109,6 +111,11 @@ class LogSteps:
     def step(self) -> int:
         """The highest step that is believed; -1: none."""
         return self._believed.value if self._believed else -1
+
+    @property
+    def reach(self) -> int:
+        """The step before which the next line would have come: the rank has not done more than this; -1: no step."""
+        return self._believed.value + self._believed.widest if self._believed else -1
 
     @property
     def total(self) -> int:

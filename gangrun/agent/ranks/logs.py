@@ -213,6 +213,11 @@ class RankLogs:
         output = self._ranks.get(rank)
         return output.steps.step if output else -1
 
+    def reach(self, rank: int) -> int:
+        """The highest step that the rank may have done, as its lines go; -1: it printed none."""
+        output = self._ranks.get(rank)
+        return output.steps.reach if output else -1
+
     def loss(self, rank: int) -> float | None:
         """The newest loss that the rank has printed."""
         output = self._ranks.get(rank)

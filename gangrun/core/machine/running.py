@@ -8,7 +8,7 @@ events are evidence and nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gangrun.core.actions import Decision, SaveGang, TakeStacks
 from gangrun.core.events import (
@@ -25,6 +25,7 @@ from gangrun.core.events import (
 )
 from gangrun.core.machine.node_events import observed
 from gangrun.core.machine.transitions import (
+    WHY,
     at_log_step,
     at_step,
     ignored,
@@ -130,14 +131,54 @@ def _with_stopped(state: RunState, died: RankExit) -> RunState:
     return replace(state, attempt=replace(attempt, stopped=attempt.stopped.added(died.rank)))
 
 
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Whether it is the end, and the sentence that says why."""
+
+    finished: bool
+    sentence: str
+
+
+def completion(state: RunState, policy: Policy) -> Completion:
+    """Of a run whose ranks all ended with 0, which the exit code does not prove: Lightning, Megatron, NeMo and the
+    Trainer's save on a signal leave with 0 when they are asked to stop. So the step is compared with the goal: the step
+    that ranks reported or resumed from; else how far they may have come by the lines that they printed. Where nobody
+    knows the goal, 0 is taken for the end, but not while a scheduler is being asked why it told a node to end.
+    """
+    attempt, goal = state.attempt, policy.total_steps
+    assert attempt.placement is not None
+    resumed = known_step(attempt.resume.step) if attempt.resume else -1
+    saved = known_step(state.checkpoints.disk_step)
+    ended = f"{all_of(attempt.placement.world_size, 'rank')} ended with exit code 0"
+    finished = f"{all_of(attempt.placement.world_size, 'rank')} finished"
+    if not goal:
+        if WHY in state.timers.deadlines:
+            why = "just after a node was told to end; how many steps the run has is not known (--total-steps)"
+            return Completion(False, f"{ended} {why}, so it is not taken for finished")
+        return Completion(True, f"{finished}: exit code 0 is taken for the end, as no goal is known (--total-steps)")
+    if max(attempt.step, resumed, saved) >= goal - 1:  # steps may be counted from 0
+        return Completion(True, f"{finished} at step {max(attempt.step, resumed, saved)} of {goal}")
+    if attempt.step >= 0:
+        return Completion(False, f"{ended} at step {attempt.step} of {goal}, so the run is not finished")
+    if attempt.reach >= 0:  # what is printed may count from 1 in each attempt
+        reach = attempt.reach + max(0, resumed)
+        if reach < goal - 1:
+            return Completion(False, f"{ended} at step {reach} of {goal} at most (from the log), so the run goes on")
+        return Completion(True, f"{finished}; their log does not contradict {goal} steps")
+    return Completion(True, f"{finished}: exit code 0 is taken for the end, as no step was seen to compare with {goal}")
+
+
 def rank_finished(state: RunState, event: RankFinished, now: float, policy: Policy) -> Decision:
-    """The last rank ends the run. After an early one the hang watch goes on, since a last save may take long.
+    """The last rank ends the run if its goal is reached. After an early one the hang watch goes on, since a last save
+    may take long.
 
     In STOPPING it proves nothing: a script that is asked to stop may well end with 0.
     """
     if not may_hold_ranks(state):
         return refused(state, NOT_LAUNCHED)
     state = at_step(state, event.step)
+    if event.log_reach > state.attempt.reach:
+        state = replace(state, attempt=replace(state.attempt, reach=event.log_reach))
     finished = state.attempt.finished.added(event.rank)
     if state.phase is Phase.STOPPING:  # perhaps of an attempt that only the nodes know, whose placement nobody does
         return stay(
@@ -149,7 +190,11 @@ def rank_finished(state: RunState, event: RankFinished, now: float, policy: Poli
     world_size = state.attempt.placement.world_size
     if len(finished) >= world_size:
         state = replace(state, attempt=replace(state.attempt, finished=finished))
-        return stop_all(state, now, policy, After.SUCCEED, f"{all_of(world_size, 'rank')} finished")
+        end = completion(state, policy)
+        if end.finished:
+            return stop_all(state, now, policy, After.SUCCEED, end.sentence)
+        evidence = replace(state.attempt.evidence, unfinished=end.sentence)
+        return stop_all(state, now, policy, After.JUDGE, end.sentence, evidence)
     if state.phase is Phase.RUNNING and "finish" not in state.timers.deadlines:
         state = with_deadline(state, "finish", now + policy.finish_grace_s)
     return stay(

@@ -198,7 +198,7 @@ def left_by_its_job(state: RunState, now: float, policy: Policy) -> RunState:
         ending=replace(state.ending, gone_at=None, leaving=False),
         roster=replace(state.roster, nodes={}, absent={}, waited_for_nodes=False),
         attempts=close_attempt(state, now, "job ended", "the job that held it ended"),
-        attempt=replace(state.attempt, evidence=Evidence(), finished=Ranks()),
+        attempt=replace(state.attempt, evidence=Evidence(), finished=Ranks(), reach=-1),
         tries_count=0,
     )
 

@@ -145,6 +145,8 @@ def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
         )
     if evidence.hang is not None:
         return blame_hang.verdict(evidence.hang, scene.attempt_step, scene.world_size)
+    if evidence.unfinished:
+        return Verdict(Cause.LEFT_EARLY, Failure.SCRIPT, (), (), signatures.exit_signature(0), evidence.unfinished)
     return Verdict(
         Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), "", f"all ranks ended{_at_step(scene)} and none reported a cause"
     )

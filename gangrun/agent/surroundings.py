@@ -6,13 +6,15 @@ agent's end of what it shares with its warden; ``brain.line`` decides when the l
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from gangrun.agent.brain import facts
+from gangrun.core.text import one_line
 from gangrun.node.lease import Lease
 from gangrun.node.warden import ENV_INCARNATION, ENV_LEASE_FD, ENV_LINK_FD, receive
 from gangrun.wire.messages import (
@@ -97,6 +99,16 @@ class AgentEnd:
     def send(self, message: Mapping[str, Any]) -> None:
         """Tell the warden; it reads every quarter second, so a full buffer means that it is stopped."""
         self._link.send(json.dumps(message).encode())
+
+    @contextlib.contextmanager
+    def telling_a_crash(self) -> Iterator[None]:
+        """Tell the warden which error ends this process: an exit code alone explains nothing to the reader of a run."""
+        try:
+            yield
+        except Exception as error:
+            with contextlib.suppress(OSError):
+                self.send({"op": "crashed", "why": one_line(f"{type(error).__name__}: {error}")})
+            raise
 
     def receive(self) -> list[dict[str, Any]]:
         """All messages that wait; [] if none."""

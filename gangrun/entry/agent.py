@@ -187,6 +187,12 @@ def main(words: list[str]) -> int:
     if warden is None:
         _say(arguments.node, "an agent is started by its warden, not by hand: see gangrun run")
         return EXIT_UNUSABLE
+    with warden.telling_a_crash():
+        return _serve(arguments, warden)
+
+
+def _serve(arguments: AgentArguments, warden: AgentEnd) -> int:
+    """From the run's specification to the end of the loop; the exit code."""
     clock, paths = clock_of(), RunPaths(arguments.run_dir)
     disk = disk_of(paths)
     try:

@@ -106,6 +106,7 @@ class Warden:
         self._writer: LogWriter | None = None
         self._supervisors: dict[int, int] = {}  # pid -> the least term that it was asked to claim
         self._agent_status = ""  # how the agent ended, "" while it lives
+        self._agent_error = ""  # the error that ends the agent, as it tells with its last breath
         self._agent_since_ns = 0
         self._starts_ns: dict[str, list[int]] = {}  # what -> when it was started, lately
         self._incarnation = 0
@@ -183,6 +184,8 @@ class Warden:
                 return
             if message.get("op") == "goodbye":
                 self._goodbye = int(message.get("code", 0))
+            elif message.get("op") == "crashed":
+                self._agent_error = str(message.get("why"))
             elif message.get("op") == "spawn_supervisor":
                 self._start_supervisor(message)
             else:
@@ -273,7 +276,9 @@ class Warden:
         """The agent is dead: kill all it left, then replace it, or say with which code to leave."""
         how, self._agent_status = self._agent_status, ""
         if self._link is not None:
-            self._hear()  # its goodbye may still wait
+            self._hear()  # its goodbye, or its error, may still wait
+        if self._agent_error:
+            how, self._agent_error = f"{how}: {self._agent_error}", ""
         self._leftovers = self._kill_strays()
         if self._goodbye is not None:
             return self._goodbye

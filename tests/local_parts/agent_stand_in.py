@@ -44,6 +44,9 @@ def main(directory: Path, lease_s: float) -> None:
                 end.lease.renew(boottime_ns() + int(lease_s * 1e9))
         if (directory / "die").exists() or (end.incarnation == 0 and (directory / "die-first").exists()):
             os._exit(3)
+        if end.incarnation == 0 and (directory / "raise-first").exists():
+            with end.telling_a_crash():
+                raise MemoryError("no page is left")
         if (directory / "spawn").exists() and not asked:
             asked = True
             end.send({"op": "spawn_supervisor", "term_min": 4, "promises": ["n0", "n1"]})

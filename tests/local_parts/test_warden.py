@@ -111,6 +111,16 @@ def test_agent_killed_ranks_and_strays_die_and_a_new_agent_starts(nodes: Any) ->
     assert (hello["previous_died"], hello["leftovers"], hello["incarnation"]) == ("signal SIGKILL", [], 1)
 
 
+def test_the_next_agent_is_told_which_error_ended_the_one_before_it(nodes: Any) -> None:
+    node = nodes()
+    node.agent()
+    node.touch("raise-first")
+    node.agent(1)
+    hello = until(lambda: node.ops("hello")[1:], 5, "the second hello")[0]
+    assert hello["previous_died"] == "exit code 1: MemoryError: no page is left"
+    assert "the agent died (exit code 1: MemoryError: no page is left)" in node.said()
+
+
 def test_warden_killed_agent_and_ranks_die(nodes: Any) -> None:
     node = nodes()
     first = node.agent()

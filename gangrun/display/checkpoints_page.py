@@ -53,7 +53,9 @@ def page(found: CheckpointList, look: PageFormat) -> list[str]:
     if not rows:
         lines.append("  no checkpoint that gangrun can judge")
     else:
-        lines += ["", *table(_HEAD, rows, look.columns)]
+        shown = [k for k, name in enumerate(_HEAD) if name != "shared" or any(row[k] != "-" for row in rows)]
+        cut = [tuple(row[k] for k in shown) for row in (_HEAD, *rows)]
+        lines += ["", *table(cut[0], cut[1:], look.columns)]
         lines[2] = styled(lines[2], "dim", look.color)
     return [*lines, "", *wrapped(f"if a run started now: {clean(found.reason)}", look.columns, "  ")]
 

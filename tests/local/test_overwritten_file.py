@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -98,8 +99,8 @@ def test_the_run_goes_on_from_the_copy(box: Box) -> None:
     status = box.status()
     assert status["checkpoint"]["step"] is None and status["checkpoint"]["path"] == str(box.work / "latest.pt")
     assert [one["resumed_from_save"] is None for one in status["attempts"]] == [True, False]
-    listed = box.gangrun("checkpoints", "latest.pt").stdout
-    assert "verified" in listed and "latest.pt.1" in listed
+    listed = json.loads(box.gangrun("checkpoints", "latest.pt", "--json").stdout)["checkpoints"]
+    assert {os.path.basename(one["path"]): one["valid"] for one in listed} == {"latest.pt": None, "latest.pt.1": True}
 
 
 def test_without_a_copy_the_run_stops_and_says_why(box: Box) -> None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 Parser = Callable[[object], Any]
 NODE_RANKS_MAX_COUNT = 1024
 GROUP_MAX_COUNT = 128  # nodes that code together: up to twice as many do, and the field has 256 elements
+SAVERS = ("checkpointer", "rank0", "all")
 SAVE_SIGNALS = ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "URG")
 _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d)?\s*")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?")
@@ -165,6 +166,16 @@ def framework(value: object) -> str:
         hint = "use --checkpoint-pattern for directories of torch.distributed.checkpoint, --validator for other formats"
         raise BadValue(f"gangrun does not know how {value!r} saves; it knows {', '.join((AUTO, *known))}", hint)
     return asked
+
+
+def savers(value: object) -> Any:
+    """Which ranks write checkpoints by themselves, as ``core.model.Savers``."""
+    from gangrun.core.model import Savers  # not for --help
+
+    try:
+        return Savers(str(value).strip().lower())
+    except ValueError:
+        raise BadValue(f"{value!r} is not one of {', '.join(SAVERS)}") from None
 
 
 def memory_protection(value: object) -> str:

@@ -188,6 +188,15 @@ SETTINGS: tuple[Setting, ...] = (
         "fence_after", TIME, RECOVERY, "Kill the ranks of a node that is cut off for TIME",
         30.0, "policy.timing.fence_after_s",
     ),
+    Setting(
+        "replica_ranks", COUNT, RECOVERY, "Consecutive ranks that complete steps without the others, as in local SGD",
+        0, "policy.replica_ranks_count", told_default="the whole gang",
+    ),
+    Setting(
+        "saves_with", ValueKind(parsers.savers, "checkpointer|rank0|all", "", parsers.SAVERS), CHECKPOINTS,
+        "Which ranks write checkpoints by themselves; checkpointer = none",
+        None, "policy.saves_with", told_default="told by the checkpoints",
+    ),
     Setting("observe", SWITCH, RECOVERY, "Decide and report, but stop and restart nothing", False, "policy.observe"),
     Setting("no_health", SWITCH, HEALTH, "Do not check hardware before and during the run", False),
     Setting(

@@ -217,8 +217,6 @@ class GangStopped:
     attempt: int
     presumed: tuple[tuple[str, str], ...] = ()
     leftovers: tuple[str, ...] = ()
-    fenced: tuple[str, ...] = ()  # presumed harmless, not empty: what they hold may live until ``fence_until``
-    fence_until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

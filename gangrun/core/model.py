@@ -114,6 +114,14 @@ class Level(Enum):
     VERIFIED = "verified"
 
 
+class Savers(Enum):
+    """Which ranks write checkpoints that only their node's lease keeps from a later attempt."""
+
+    CHECKPOINTER = "checkpointer"  # none: gangrun's own renames out of staging, which a seal stops
+    RANK0 = "rank0"
+    ALL = "all"
+
+
 # ---- what is seen around a failure -----------------------------------------------------------------------------------
 
 
@@ -443,6 +451,7 @@ class CheckpointRef:
     step: int
     path: str
     level: Level
+    savers: Savers | None = None  # of checkpoints in this format; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -573,7 +582,7 @@ class NodeHealth:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Until then ranks of an earlier gang may live on these nodes, if the nodes stay away."""
+    """Until then ranks of an earlier gang may live on these nodes, and nothing shows that they can do no harm."""
 
     until: float = 0.0
     nodes: tuple[str, ...] = ()
@@ -593,6 +602,7 @@ class SavedProgress:
     poisoned: tuple[Poisoned, ...] = ()  # were set aside
     cleared: tuple[str, ...] = ()  # paths of those that were, and are to be put back
     brought_attempt: int = -1  # steps of attempts up to this one are not brought from memory any more
+    savers: Savers | None = None  # as the newest one's format tells; None: none was seen
 
     @property
     def disk_step(self) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gangrun.core.model import Savers
+
 SETTLE_MAX_S = 10.0
 
 
@@ -79,6 +81,8 @@ class Policy:
     total_steps: int = 0  # that the training has; 0: nobody said
     poison_after_steps: int = 10  # so soon after loading it a failure may be the checkpoint's; 0: never
     poison_times_count: int = 2  # the same failure, so often, before it is set aside
+    replica_ranks_count: int = 0  # consecutive ranks that can complete a step without all others; 0: the whole gang
+    saves_with: Savers | None = None  # who writes checkpoints; None: told by their format
     can_requeue: bool = False  # is there a scheduler behind us
     keeps_memory: bool = False  # steps are kept in the nodes' memory: before a job ends they are brought to the disk
     observe: bool = False  # decide and tell; after the first start stop nothing that lives, start nothing that died
@@ -135,5 +139,9 @@ def check(policy: Policy) -> None:
         raise PolicyError(f"poison_after_steps = {policy.poison_after_steps} must not be negative (0 turns it off)")
     if policy.poison_times_count < 2:
         raise PolicyError(f"poison_times_count = {policy.poison_times_count} must be at least 2: once proves nothing")
+    if policy.replica_ranks_count < 0:
+        raise PolicyError(
+            f"replica_ranks_count = {policy.replica_ranks_count} must not be negative (0: the whole gang)"
+        )
     if policy.restarts_max_count < 0:
         raise PolicyError(f"restarts_max_count = {policy.restarts_max_count} must not be negative")

@@ -176,7 +176,7 @@ def _of_the_gang(event: ev.GangStarted | ev.GangStartFailed | ev.GangStopped | e
             innocent = " (no node is at fault)" if event.retry_free else ""
             return f"{event.node or 'a node'} could not start its ranks{innocent}: {event.why}"
         case ev.GangStopped():
-            presumed = "".join(f"; {node} by {rule}" for node, rule in event.presumed)
+            presumed = "".join(f"; {node} is not waited for: {rule}" for node, rule in event.presumed)
             left = f"; left behind: {', '.join(event.leftovers)}" if event.leftovers else ""
             return f"all ranks of attempt {event.attempt} have ended{presumed}{left}"
         case ev.StopTimedOut():

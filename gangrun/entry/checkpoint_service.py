@@ -23,7 +23,7 @@ from gangrun.checkpoint.store import CheckpointRoom, point_resume_link
 from gangrun.checkpoint.validator_verdict import Validator
 from gangrun.checkpoint.verification import Tick, Verification, verify_share
 from gangrun.core.actions import ChooseResume
-from gangrun.core.checkpoints.resume import Chosen, NothingValid, parse_resume, patience_s, readers_max_count
+from gangrun.core.checkpoints.resume import Chosen, NothingValid, parse_resume, patience_s, readers_max_count, ref_of
 from gangrun.core.events import AttemptSealed, CheckpointSeen, Event, NoneValid, ResumeChosen, Stamped, StepBrought
 from gangrun.core.model import CheckpointRef
 from gangrun.core.nodeset import fold
@@ -301,7 +301,7 @@ class CheckpointService:
         if candidate is None or candidate.level is None:
             return None
         told = self._told_at is not None and _finished_at(candidate.path) >= self._told_at - CLOCKS_DIFFER_S
-        return CheckpointSeen(CheckpointRef(candidate.step, candidate.path, candidate.level), told)
+        return CheckpointSeen(ref_of(candidate), told)
 
 
 def _finished_at(path: str) -> float:

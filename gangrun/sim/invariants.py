@@ -25,6 +25,7 @@ from gangrun.sim.body.surroundings import Checks
 from gangrun.sim.cluster import Cluster
 from gangrun.sim.faults import MISSES_NO_MEMORY, FaultPlan, Kind
 from gangrun.supervisor.heartbeats import roster_of
+from gangrun.supervisor.node_calls import FRAGMENT
 from gangrun.wire import record as wire_record
 from gangrun.wire.messages import Launch, Prepare, Stop
 from gangrun.wire.record import Record
@@ -624,7 +625,7 @@ class NodeEmpty:
         for name, rule in presumed.items():
             held_by = self._world.node_named(name)
             assert held_by is not None
-            if "fragment" in rule:
+            if rule == FRAGMENT:
                 self._harmless[name] = attempt
                 self._fragment(held_by, attempt)
                 continue
@@ -659,7 +660,7 @@ class NodeEmpty:
         gang = next((gang for gang in world.gangs if gang.members and gang.name[1] == attempt), None)
         if not held or gang is None:
             return
-        size = world.setup.replica_ranks_count
+        size = world.setup.policy.replica_ranks_count or gang.world_size
         if any(all(first + i in held for i in range(size)) for first in range(0, gang.world_size - size + 1, size)):
             what = f"{node.name} still holds {sorted(held)} of attempt {attempt}, which can step alone"
             self._checker.broken("I2", what)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gangrun.core.model import Shape
+from gangrun.core.model import Savers, Shape
 from gangrun.core.policy import HangPolicy, Policy
 from gangrun.sim.body.gang import Script
 
@@ -19,7 +19,6 @@ class Setup:
     policy: Policy = Policy()
     script: Script = Script()
     pool_count: int = 0  # nodes of the cluster; 0: just those of one job
-    replica_ranks_count: int = 1
     agents_begin_s: tuple[float, float] | None = None  # how long they import, from and to; None: at once
     label: str = ""  # how to say this setup on the command line
     spares_count: int = 0  # nodes that each job has besides, which hold no ranks
@@ -32,11 +31,17 @@ class Setup:
         return self.shape.nodes_count + self.spares_count
 
     @staticmethod
-    def of(nodes_count: int, *, ranks_per_node: int = 1, script: Script | None = None, requeue: bool = False) -> Setup:
-        """A usual one."""
+    def of(
+        nodes_count: int, *, ranks_per_node: int = 1, script: Script | None = None, requeue: bool = False,
+        replica_ranks_count: int = 0, savers: Savers | None = None,
+    ) -> Setup:  # fmt: skip
+        """A usual one. A script that saves by itself does so in rank 0, under the final name."""
         shape = Shape(nodes_count, nodes_count, 1, ranks_per_node)
         pool_count = nodes_count + max(2, nodes_count // 16) if requeue else nodes_count
         label = f"--nodes {nodes_count}" + (" --requeue" if requeue else "")
         script = script or Script()
-        policy = Policy(can_requeue=requeue, hang=IMPATIENT, keeps_memory=script.memory_every_count > 0)
+        policy = Policy(
+            can_requeue=requeue, hang=IMPATIENT, keeps_memory=script.memory_every_count > 0,
+            replica_ranks_count=replica_ranks_count, saves_with=savers or (Savers.RANK0 if script.foreign else None),
+        )  # fmt: skip
         return Setup(shape, policy, script, pool_count, label=label)

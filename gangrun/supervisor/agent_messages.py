@@ -154,7 +154,7 @@ class AgentMessages:
         if greeting is Greeting.NEW:
             tables.leadership.forget(said.node)
         tables.takeover.dialled(said.node, now)
-        tables.silence.watch(now)
+        tables.silence.watch(said, now)
         self._count_at = float("-inf")
         self._radio.send(said.node, Welcome(supervisor.term, said.node, stamp=now))
         if not tables.takeover.gathering:

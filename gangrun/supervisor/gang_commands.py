@@ -29,7 +29,7 @@ from gangrun.core.checkpoints.memory import WholeStep, newest_chosen
 from gangrun.core.checkpoints.poison import to_set_aside
 from gangrun.core.checkpoints.resume import far_share
 from gangrun.core.events import Event, StepBrought
-from gangrun.core.model import RunState
+from gangrun.core.model import RunState, Savers
 from gangrun.core.policy import Policy, Timing
 from gangrun.ports import Checkpoints, Jobs, VerifyAsked
 from gangrun.supervisor.heartbeats import Leadership, Row, Silence
@@ -148,7 +148,8 @@ class GangCommands:
         _end(self._start, self._stacks, *self._saves)
         if self._stop is None or self._stop.over or self._stop.attempt != action.attempt:
             _end(self._stop)
-            self._stop = StopCall(self._board, self._facts, self._policy, state.attempt.placement, self._empty_at)
+            savers = self._policy.saves_with or state.checkpoints.savers or Savers.RANK0
+            self._stop = StopCall(self._board, self._policy, state.attempt.placement, savers, self._empty_at)
         held = set(
             state.attempt.placement.nodes if state.attempt.placement else state.roster.nodes
         )  # unknown where: anywhere

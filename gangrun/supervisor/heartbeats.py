@@ -285,6 +285,7 @@ class Silence:
         self.suspects: dict[str, Suspect] = {}
         self.lost: set[str] = set()
         self._left: set[str] = set()
+        self._peers: dict[str, PeerAddress] = {}  # of nodes that others know, and that may never have come here
         self.next_at = NEVER
         self._looked_at = -NEVER
         self._able: list[str] | None = None  # agents that may be asked about others, in order; None: to be found again
@@ -316,9 +317,10 @@ class Silence:
         self.lost.clear()
         self._able = None
 
-    def watch(self, now: float) -> None:
-        """There is one more agent to listen for."""
+    def watch(self, said: Hello, now: float) -> None:
+        """There is one more agent to listen for, and it knows others."""
         self._able = None
+        self._peers.update((peer.node, peer) for peer in said.peers)
         self.next_at = min(self.next_at, now + self._timing.silence_after_s)
 
     def joined(self, node: str) -> None:
@@ -338,7 +340,8 @@ class Silence:
     def probe(self, node: str, state: RunState, now: float) -> None:
         """Ask a few others whether they reach it; asking twice changes nothing."""
         suspect = self.suspects.get(node)
-        target = self._beats.rows.get(node)
+        row = self._beats.rows.get(node)
+        target = row.hello.peer if row is not None else self._peers.get(node)
         if suspect is None or target is None or suspect.asked_at is not None:
             return
         probers = self._probers(node, state)
@@ -346,7 +349,7 @@ class Silence:
             return
         suspect.asked_at = now
         suspect.answers = dict.fromkeys(probers)
-        self._ask(suspect, target.hello.peer)
+        self._ask(suspect, target)
 
     def _ask(self, suspect: Suspect, peer: PeerAddress) -> None:
         for prober, answer in suspect.answers.items():
@@ -371,8 +374,10 @@ class Silence:
             soon = self._looked_at + COUNT_COST_S * len(self._beats.rows) if many else -NEVER
             self.next_at = min(self.next_at, soon)
 
-    def tick(self, state: RunState, now: float, halted: bool | None) -> list[Event]:
-        """Who fell silent, who is lost. ``halted``: has the gang stopped stepping (None: nobody knows)."""
+    def tick(self, state: RunState, now: float, halted: bool | None, stepped_at: float | None) -> list[Event]:
+        """Who fell silent, who is lost. ``halted``: has the gang stopped stepping (None: nobody knows).
+        ``stepped_at``: when its newest step was seen, if it reports steps.
+        """
         self._looked_at = now
         told: list[Event] = []
         seen = lease.judge_silence(self._beats.heard, self.suspects.keys(), now, self._timing)
@@ -386,7 +391,8 @@ class Silence:
         open_ones = sorted(set(self.suspects) - self.lost)
         few = bool(open_ones) and self._hears_few(state, now)
         for node in open_ones:
-            why = self._lost_why(node, state, now, halted, few)
+            stepped = stepped_at is not None and stepped_at > self.suspects[node].since + 2 * self._timing.beat_every_s
+            why = self._lost_why(node, state, now, halted, stepped=stepped, few=few)
             if why:
                 self.lost.add(node)
                 told.append(NodeLost(node, self.suspects[node].since, why))
@@ -406,7 +412,10 @@ class Silence:
         counted = [n for n in state.roster.nodes if n in alive or (n in suspects and suspects[n].since > recently)]
         return 2 * sum(heard.get(name, lately) > lately for name in counted) < len(counted)
 
-    def _lost_why(self, node: str, state: RunState, now: float, halted: bool | None, few: bool) -> str:
+    def _lost_why(
+        self, node: str, state: RunState, now: float, halted: bool | None, *, stepped: bool, few: bool
+    ) -> str:
+        """Why a suspect is lost, "" if it is not. ``stepped``: the gang has, after the node's last heartbeat."""
         suspect = self.suspects[node]
         silent_s = now - suspect.since
         if few and silent_s < self._timing.counter_still_s:
@@ -416,6 +425,6 @@ class Silence:
         in_gang = state.attempt.placement is not None and state.attempt.placement.holds(node)
         if in_gang and halted:
             return f"silent for {silent_s:.0f} s, and the gang makes no steps any more"
-        if halted is not False and suspect.unreached(now, self._probe_wait_s):
+        if not stepped and suspect.unreached(now, self._probe_wait_s):
             return f"silent for {silent_s:.0f} s, and no other node reaches it ({', '.join(suspect.answers)})"
         return ""

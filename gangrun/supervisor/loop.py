@@ -278,7 +278,7 @@ class Loop:
             self.count_rosters()
         self._polling.follow(before, state, now)
         if state.phase is Phase.RUNNING:
-            self.progress.begin(state.attempt.number, now)
+            self.progress.begin(state.attempt.number, state.attempts[-1].started if state.attempts else now, now)
         elif before.phase is Phase.RUNNING:
             self.progress.end()
         if isinstance(event, SaveAnswered):
@@ -356,7 +356,8 @@ class Loop:
     def _judge_silence(self, now: float) -> None:
         """As of what has been read: the heartbeats that prove a node alive may be next in the queue."""
         if self._read_until >= self.silence.next_at:
-            self.tell(self.silence.tick(self.state, self._read_until, self.progress.halted(now)), now)
+            halted, stepped_at = self.progress.halted(now), self.progress.stepped_at
+            self.tell(self.silence.tick(self.state, self._read_until, halted, stepped_at), now)
 
     def _prove(self) -> None:
         self.leadership.proven(self.run_clock.at(self._store.seen_open_at()))

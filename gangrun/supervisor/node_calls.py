@@ -25,12 +25,10 @@ from gangrun.core.events import (
     StacksTaken,
     StopTimedOut,
 )
-from gangrun.core.machine.transitions import stop_bound_s
-from gangrun.core.model import Placement, RankStack
+from gangrun.core.model import Placement, RankStack, Savers
 from gangrun.core.policy import Policy, Timing
 from gangrun.core.protocol import lease
 from gangrun.ports import VerifyAsked
-from gangrun.supervisor.opening import RunFacts
 from gangrun.wire.messages import (
     AskSave,
     CheckAnswer,
@@ -128,7 +126,8 @@ class CommandRetry:
 
 STACKS_SHARE = 0.8  # of the time the core waits: what came must be told before it gives up
 LOOK_AGAIN_S = 1.0  # for nodes that fell silent meanwhile
-FRAGMENT = "fragment: what it holds can neither step nor save"
+ANSWERS_WITHIN_S = 2.0  # the scheduler, asked whether it took a node that was lost: such a node is not at fault
+FRAGMENT = "by the fragment rule its ranks can neither step nor save, as the others are dead"
 ASK_AGAIN_S = 5.0  # a node that could not kill its ranks is asked anew
 
 
@@ -371,17 +370,17 @@ class StopCall(NodeCall):
     def __init__(
         self,
         board: CommandRetry,
-        facts: RunFacts,
         policy: Policy,
         placement: Placement | None,
+        savers: Savers,
         empty_at: Callable[[str], float],
     ) -> None:
         """``empty_at``: from when on law 1 presumes a node empty; infinity if that cannot be said."""
         super().__init__(board)
         self.attempt = -1
-        self._facts = facts
         self._policy = policy
         self._placement = placement
+        self._savers = savers
         self._empty_at = empty_at
         self._action: StopGang | None = None
         self._save_step = -1
@@ -390,6 +389,7 @@ class StopCall(NodeCall):
         self._presumed: dict[str, str] = {}
         self._leftovers: list[str] = []
         self._timed_out: set[str] = set()
+        self._lost_at: dict[str, float] = {}
         self._ask_again: dict[str, float] = {}
 
     def begin(self, action: StopGang, nodes: Iterable[str], now: float, save_step: int) -> None:
@@ -446,24 +446,23 @@ class StopCall(NodeCall):
         for node in sorted(self._waiting):
             if node in silent and now >= self._empty_at(node):
                 self._presume(node, "its lease has expired")
-        if self._waiting and self._waiting <= set(lost) and self._fragment(self._waiting):
+        for node in self._waiting.intersection(lost):
+            self._lost_at.setdefault(node, now)
+        answers_s = ANSWERS_WITHIN_S if self._policy.can_requeue else 0.0
+        heard_at = max(self._lost_at.values(), default=now) + answers_s
+        if self._waiting and self._waiting <= set(lost) and now >= heard_at and self._fragment(self._waiting):
             for node in sorted(self._waiting):
                 self._presume(node, FRAGMENT)
         if not self._waiting:
             self.end()
-            return [self._stopped(now)]
+            return [self._stopped()]
         quiet = [self._empty_at(node) for node in self._waiting if node in silent]
-        self.deadline = min([now + LOOK_AGAIN_S, *quiet, *self._ask_again.values()])
+        due = [heard_at] if heard_at > now else []
+        self.deadline = min([now + LOOK_AGAIN_S, *due, *quiet, *self._ask_again.values()])
         return []
 
-    def _stopped(self, now: float) -> GangStopped:
-        by_law_1 = {node: self._empty_at(node) for node, rule in self._presumed.items() if rule == FRAGMENT}
-        fenced = tuple(sorted(node for node, at in by_law_1.items() if at > now))
-        # If it cannot be said, as long as any stop may take: the ranks there are of no lease that we know.
-        unknown = now + stop_bound_s(self._policy, checkpoint_first=False)
-        until = max((unknown if by_law_1[node] == NEVER else by_law_1[node] for node in fenced), default=0.0)
-        presumed = tuple(sorted(self._presumed.items()))
-        return GangStopped(self.attempt, presumed, tuple(self._leftovers), fenced, until)
+    def _stopped(self) -> GangStopped:
+        return GangStopped(self.attempt, tuple(sorted(self._presumed.items())), tuple(self._leftovers))
 
     def _presume(self, node: str, rule: str) -> None:
         self._waiting.discard(node)
@@ -484,8 +483,8 @@ class StopCall(NodeCall):
             placement=self._placement,
             dead_ranks=dead,
             sealed=True,
-            replica_ranks_count=self._facts.replica_ranks_count,
-            saves_itself=self._facts.saves_itself,
+            replica_ranks_count=self._policy.replica_ranks_count,
+            savers=self._savers,
         )
 
 

@@ -27,8 +27,6 @@ class RunFacts:
     resume_request: str = "auto"
     resumed: ResumeRequested | None = None  # this job takes an ended run up again
     checkpoint: CheckpointSpec = field(default_factory=lambda: CheckpointSpec("checkpoints"))
-    replica_ranks_count: int = 1  # ranks that hold one whole copy of the model; 1 where nothing is known
-    saves_itself: bool = True  # the script writes checkpoints without gangrun's checkpointer
     expected: tuple[str, ...] = ()  # all nodes of the job, spares too; (): those of ``addresses``
     asks_why: Callable[[], None] | None = None  # have the scheduler asked why an agent was told to end; never blocks
     mark_cancel: Callable[[str], None] | None = None  # leave the mark that ``str`` cancelled the run; never blocks

@@ -32,6 +32,7 @@ RANKS_PER_S = 100.0  # written to disk for people; 16,384 ranks take half a mega
 HALTED_BEATS = 2.0
 HALTED_FACTOR = 3.0  # a gang that makes no step for three of its longest recent intervals has halted
 INTERVALS_COUNT = 16
+STEPS_TELL_COUNT = 5  # so many steps tell the interval of a gang that this supervisor has not seen stepping
 JUDGE_AGAIN_S = 1.0
 PACE_BEATS = 2.0  # so much time at least tells how fast the gang steps
 RATE_OVER_S = 60.0
@@ -114,6 +115,7 @@ class GangProgress:
         self._policy = policy
         self._watch = HangWatch(policy.hang, now)
         self._attempt = -1
+        self._started_at = now
         self._judge_at = NEVER
         self._suspended = False
         self._reset(now)
@@ -134,11 +136,11 @@ class GangProgress:
         self._marked = -1
         self._mark_at = now + self._policy.progress_mark_every_s
 
-    def begin(self, attempt: int, now: float) -> None:
-        """All ranks of ``attempt`` live (or were found alive)."""
+    def begin(self, attempt: int, started_at: float, now: float) -> None:
+        """All ranks of ``attempt``, which was begun at ``started_at``, live (or were found alive)."""
         if attempt == self._attempt:
             return
-        self._attempt = attempt
+        self._attempt, self._started_at = attempt, started_at
         self._reset(now)
         self._watch.begin(now)
         if self._suspended:
@@ -228,12 +230,25 @@ class GangProgress:
         since_s = now - self._advanced_at + unseen_s
         return self._top + 1 + min(math.floor(since_s / step_s), math.ceil(unseen_s / step_s))
 
+    @property
+    def stepped_at(self) -> float | None:
+        """When the gang was first seen at its newest step; None: it has reported none."""
+        return self._advanced_at
+
     def halted(self, now: float) -> bool | None:
-        """Has the gang stopped stepping? None: it reports no steps, so nobody knows."""
-        if self._advanced_at is None or len(self._intervals) < 2:
+        """Has the gang stopped stepping? None: it reports no steps, or too few, so nobody knows."""
+        if self._advanced_at is None:
             return None
-        patience_s = max(HALTED_BEATS * self._policy.timing.beat_every_s, HALTED_FACTOR * max(self._intervals))
-        return now - self._advanced_at >= patience_s
+        steps_count = self._top - max(0, self._first)
+        if len(self._intervals) >= 2:
+            interval_s = max(self._intervals)
+        elif steps_count >= STEPS_TELL_COUNT:  # of a gang that was adopted: its mean since it was started
+            interval_s = (self._advanced_at - self._started_at) / steps_count
+        else:
+            return None
+        return now - self._advanced_at >= max(
+            HALTED_BEATS * self._policy.timing.beat_every_s, HALTED_FACTOR * interval_s
+        )
 
     def next_at(self, state: RunState) -> float:
         """When ``tick`` has something to say."""

@@ -90,6 +90,7 @@ class Hello(_Message, frozen=True, tag=True):
     previous_died: str = ""  # why the agent before this one on the node ended, "" for the first
     nofile_hard: int = 0
     addresses: tuple[str, ...] = ()  # of the node's interfaces
+    peers: tuple[PeerAddress, ...] = ()  # as the last supervisor named them: one of them may never come to the next
 
 
 class Beat(_Message, frozen=True, tag=True):

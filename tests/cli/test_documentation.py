@@ -39,6 +39,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 OPERATING = (DOCS / "operating.md").read_text("utf-8")
 STATUS = (DOCS / "status-json.md").read_text("utf-8")
 LEARNT = {
+    "saves_with": "told by the checkpoints",
     "timeout_s": "learned",
     "save_lead_s": "`checkpoint_grace_s`",
     "exclusions_per_hour_max_count": "5 % of nodes or 2",

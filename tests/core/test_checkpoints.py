@@ -28,7 +28,7 @@ from gangrun.core.checkpoints.resume import (
     shown,
 )
 from gangrun.core.checkpoints.retention import CommittedStep, Keep, for_a_rollback, to_prune
-from gangrun.core.model import CheckpointRef, Level
+from gangrun.core.model import CheckpointRef, Level, Savers
 from gangrun.core.text import known_step, step_or_none, step_words
 
 
@@ -76,7 +76,7 @@ def alien(step: int, why: str = "its format is unknown") -> Candidate:
 def test_the_newest_valid_one_wins_and_the_newer_ones_are_named_with_their_reasons() -> None:
     choice = choose([good(100), bad(300), unfinished(400), good(200)], AUTO)
     assert isinstance(choice, Chosen)
-    assert choice.checkpoint == CheckpointRef(200, "/c/step-200", Level.VERIFIED)
+    assert choice.checkpoint == CheckpointRef(200, "/c/step-200", Level.VERIFIED, Savers.ALL)
     assert choice.nonce == "n200"
     assert [(p.step, p.why) for p in choice.passed_over] == [
         (400, "unfinished (never committed)"),

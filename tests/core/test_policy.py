@@ -21,6 +21,7 @@ from gangrun.core.policy import Policy, PolicyError, Timing
         ({"settle_s": -0.1}, "settle_s = -0.1 must be from 0"),
         ({"settle_s": 10.1}, "settle_s = 10.1 must be from 0 .* to 10: each restart waits"),
         ({"restarts_max_count": -1}, "restarts_max_count = -1 must not be negative"),
+        ({"replica_ranks_count": -1}, "replica_ranks_count = -1 must not be negative"),
     ],
 )
 def test_refused(changes: dict[str, Any], words: str) -> None:

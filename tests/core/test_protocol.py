@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.model import Node, Placement, Seat, Slot
+from gangrun.core.model import Node, Placement, Savers, Seat, Slot
 from gangrun.core.policy import Timing
 from gangrun.core.protocol import lease, takeover
 from gangrun.core.protocol.lease import NEVER, KillRule, Liveness, judge_silence
+
+NOBODY, RANK0, EACH = Savers.CHECKPOINTER, Savers.RANK0, Savers.ALL
 
 # ---- the laws of leases, letter by letter ----------------------------------------------------------------------------
 
@@ -42,29 +44,32 @@ def test_no_rank_outlives_the_presumption(sent: float, drift: float, wake_s: flo
 
 
 @pytest.mark.parametrize(
-    ("silent", "dead", "sealed", "replica", "saves", "allowed"),
+    ("silent", "dead", "sealed", "replica", "savers", "allowed"),
     [
-        ({"n3"}, {0}, True, 8, False, True),  # plain model parallelism: part of the only copy
-        ({"n3"}, {0}, False, 8, False, False),  # staging not sealed
-        ({"n3"}, set(), True, 8, False, False),  # nobody confirmed dead
-        ({"n3"}, {6}, True, 8, False, False),  # "dead" there is hearsay: the node is silent
-        ({"n3"}, {0}, True, 2, False, False),  # it holds a whole copy, ranks 6 and 7
-        ({"n2", "n3"}, {0}, True, 4, False, False),  # and so do these two, ranks 4 to 7
-        ({"n1", "n2"}, {0}, True, 4, False, True),  # half of each copy
-        ({"n3"}, {0}, True, 1, False, False),  # every rank is a copy
-        ({"n3"}, {0}, True, 0, False, False),
-        ({"n0"}, {7}, True, 8, True, False),  # rank 0 of a script that saves for itself
-        ({"n0"}, {7}, True, 8, False, True),
-        ({"n3"}, {0}, True, 8, True, True),
-        ({"spare"}, set(), False, 1, True, True),  # it held nothing
-        (set(), set(), False, 1, True, True),
+        ({"n3"}, {0}, True, 8, NOBODY, True),  # plain model parallelism: part of the only copy
+        ({"n3"}, {0}, False, 8, NOBODY, False),  # staging not sealed
+        ({"n3"}, set(), True, 8, NOBODY, False),  # nobody confirmed dead
+        ({"n3"}, {6}, True, 8, NOBODY, False),  # "dead" there is hearsay: the node is silent
+        ({"n3"}, {0}, True, 2, NOBODY, False),  # it holds a whole copy, ranks 6 and 7
+        ({"n2", "n3"}, {0}, True, 4, NOBODY, False),  # and so do these two, ranks 4 to 7
+        ({"n1", "n2"}, {0}, True, 4, NOBODY, True),  # half of each copy
+        ({"n3"}, {0}, True, 1, NOBODY, False),  # every rank is a copy
+        ({"n3"}, {0}, True, 0, NOBODY, True),  # a synchronous gang: only all ranks together can step
+        ({"n0"}, {7}, True, 0, RANK0, False),
+        ({"n3"}, {0}, True, 0, RANK0, True),
+        ({"n3"}, {0}, True, 0, EACH, False),  # each rank writes its own part
+        ({"n0"}, {7}, True, 8, RANK0, False),  # rank 0 of a script that saves for itself
+        ({"n0"}, {7}, True, 8, NOBODY, True),
+        ({"n3"}, {0}, True, 8, RANK0, True),
+        ({"spare"}, set(), False, 1, RANK0, True),  # it held nothing
+        (set(), set(), False, 1, RANK0, True),
     ],
 )
 def test_fragment_rule(
-    silent: set[str], dead: set[int], sealed: bool, replica: int, saves: bool, allowed: bool
+    silent: set[str], dead: set[int], sealed: bool, replica: int, savers: Savers, allowed: bool
 ) -> None:
     ruling = lease.fragment_allows(
-        silent=silent, placement=FOUR, dead_ranks=dead, sealed=sealed, replica_ranks_count=replica, saves_itself=saves
+        silent=silent, placement=FOUR, dead_ranks=dead, sealed=sealed, replica_ranks_count=replica, savers=savers
     )
     assert ruling is allowed
 

@@ -284,40 +284,13 @@ def test_a_job_that_only_ends_ends_under_its_next_supervisor_too_and_the_next_jo
     assert life.started().placement.nodes == ("m0", "m1")
 
 
-@pytest.mark.parametrize(("names", "waits"), [(["m0", "m1"], True), (["n1", "m0"], False)])
-def test_the_next_job_waits_for_leases_of_nodes_presumed_harmless_that_are_not_in_it(
-    names: list[str], waits: bool
-) -> None:
+def test_the_next_job_waits_for_no_node_whose_ranks_can_neither_step_nor_save() -> None:
     life = Life(policy=SCHEDULER).running()
     life.on(Notice(NoticeKind.PREEMPTION, 60.0))
-    until = life.now + 30.0
-    life.stopped(presumed=(("n1", "fragment: ..."),), fenced=("n1",), fence_until=until)
+    life.stopped(presumed=(("n1", "fragment: ..."),))
     life.on(ActDone((1, 9), "SubmitSuccessor"))
     taken(life, job="k")
-    life.names = names
-    life.checked()
-    assert (life.phase is Phase.WAITING) is waits
-    if waits:
-        life.says("leases of n1 ")
-        life.due("backoff")
-        assert life.now == pytest.approx(until)
-    assert life.phase is Phase.STARTING
-
-
-def test_a_fence_outlives_the_launch_that_the_fragment_rule_allowed() -> None:
-    life = Life(3, policy=SCHEDULER, at_least=2).running()
-    life.on(NodeLost("n2", life.now - 8, "nobody reaches it"))
-    until = life.now + 30.0
-    life.stopped(presumed=(("n2", "fragment: ..."),), fenced=("n2",), fence_until=until)
-    life.again()
-    life.on(GangStarted(life.state.attempt.number))
-    life.on(Notice(NoticeKind.PREEMPTION, 60.0))
-    life.stopped()
-    assert (life.state.fence.nodes, life.state.fence.until) == (("n2",), until)
-    life.now = until
-    life.on(ActDone((1, 9), "SubmitSuccessor"))
-    taken(life, job="k")
-    life.names = ["m0", "m1", "m2"]
+    life.names = ["m0", "m1"]
     life.checked()
     assert life.phase is Phase.STARTING
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.core.model import Phase, RunState
+from gangrun.core.model import Phase, RunState, Savers
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
 from gangrun.sim.engine.clock import EPOCH_S
 from tests.sim.time_limit import watched
@@ -37,14 +37,19 @@ def test_the_next_job_starts_at_once_where_all_ranks_of_the_last_were_proven_gon
     assert second.submitted_at < 12.0 + 40.0
 
 
-def test_it_waits_for_the_lease_of_a_node_that_may_still_hold_ranks() -> None:
+@pytest.mark.parametrize(("savers", "from_s", "to_s"), [(None, 5.0, 20.0), (Savers.ALL, 30.0, 45.0)])
+def test_the_next_gang_waits_for_the_lease_of_a_node_only_if_what_it_holds_could_do_harm(
+    savers: Savers | None, from_s: float, to_s: float
+) -> None:
     plan = FaultPlan().fail_at(12.0, Kind.CUT, node=2, for_s=300.0).fail_at(12.0, Kind.KILL_RANK, rank=0)
-    world = with_spare_nodes(3, plan, replica_ranks_count=3)
+    usual = Setup.of(3, script=SCRIPT, requeue=True)
+    setup = replace(usual, pool_count=6, policy=replace(usual.policy, saves_with=savers))
+    world = World(setup, plan, 3)
     outcome = world.run()
     assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED
     second = world.scheduler.jobs[1]
     started = began_at(world, "GangStarted", second.id)
-    assert 12.0 + 30.0 < started < 12.0 + 45.0, started
+    assert 12.0 + from_s < started < 12.0 + to_s, started
 
 
 @pytest.mark.parametrize("lost", [(1, 2), (0, 1), (0, 2)])

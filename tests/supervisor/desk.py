@@ -58,6 +58,7 @@ class HandAgent:
     attempt: int = -1
     ranks: tuple[int, ...] = ()
     step: int = -1
+    first_step: int = -1
     refuses: dict[type, str] = field(default_factory=dict)
     got: list[Any] = field(default_factory=list)
     events: list[AgentEvent] = field(default_factory=list)
@@ -85,6 +86,8 @@ class HandAgent:
     def beat(self, **changes: Any) -> None:
         self.seq += 1
         self.next_beat = self.desk.clock.boot + 1.0
+        if self.first_step < 0:
+            self.first_step = self.step
         said: dict[str, Any] = {
             "node": self.node,
             "incarnation": self.incarnation,
@@ -93,7 +96,10 @@ class HandAgent:
             "term_max": 0,
             "attempt": self.attempt,
             "empty": not self.ranks,
-            "readings": tuple(RankSample(r, self.step, 2, max(0, self.step), 0, 0.0, "R") for r in self.ranks),
+            "readings": tuple(
+                RankSample(r, self.step, 2, max(0, self.step), 0, 0.0, "R", first_step=self.first_step)
+                for r in self.ranks
+            ),
             "events": tuple(self.events),
             "echo": self.echo,
         }

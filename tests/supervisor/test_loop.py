@@ -468,7 +468,7 @@ def test_a_flush_is_due_when_the_disk_has_had_nothing_new_for_so_long_and_memory
         HandCheckpoints(post=lambda item: None), WAITS, checkpoint=CheckpointSpec(memory=True, flush_every_s=60.0)
     )
     assert made.due(WAITS) == NEVER
-    progress.begin(0, 100.0)
+    progress.begin(0, 100.0, 100.0)
     made.follow(WAITS, RUNS, 100.0)
     assert made.due(RUNS) == 160.0
     assert made.due(replace(RUNS, store_stalled_since=1.0)) == NEVER
@@ -486,7 +486,7 @@ def test_a_flush_is_due_when_the_disk_has_had_nothing_new_for_so_long_and_memory
 
 def test_without_the_setting_nothing_is_flushed() -> None:
     made, progress = made_of(HandCheckpoints(post=lambda item: None), RUNS, checkpoint=CheckpointSpec())
-    progress.begin(0, 100.0)
+    progress.begin(0, 100.0, 100.0)
     progress.observe(row(9, 8), 161.0)
     assert (made.due(RUNS), made.look(RUNS, 1e6)) == (NEVER, [])
 

@@ -9,7 +9,7 @@ import pytest
 
 from gangrun.core.actions import EndJob
 from gangrun.core.events import CancelRequested, Stamped
-from gangrun.core.model import Phase
+from gangrun.core.model import Phase, Savers
 from gangrun.core.policy import Policy, Timing
 from gangrun.core.protocol import lease
 from gangrun.supervisor.gang_commands import FarewellCall
@@ -206,21 +206,20 @@ def test_law_one_to_the_instant() -> None:
     assert loop.state.phase is not Phase.STOPPING
     stopped = record(desk, "GangStopped")
     assert stopped["presumed"] == [["n2", "its lease has expired"]]
-    assert stopped["fenced"] == []
 
 
 @pytest.mark.parametrize(
     ("node", "facts", "allowed"),
     [
-        ("n2", {"replica_ranks_count": 6, "saves_itself": True}, True),
-        ("n2", {"replica_ranks_count": 2, "saves_itself": True}, False),  # holds a whole copy of the model
-        ("n0", {"replica_ranks_count": 6, "saves_itself": True}, False),  # rank 0 of a script that saves for itself
-        ("n0", {"replica_ranks_count": 6, "saves_itself": False}, True),
-        ("n2", {}, False),  # nothing known of copies
+        ("n2", {}, True),
+        ("n2", {"replica_ranks_count": 2}, False),  # it can step without the others
+        ("n0", {}, False),  # rank 0 of a script of which nobody knows who saves
+        ("n0", {"saves_with": Savers.CHECKPOINTER}, True),
+        ("n2", {"saves_with": Savers.ALL}, False),
     ],
 )
 def test_the_fragment_rule(node: str, facts: dict[str, Any], allowed: bool) -> None:
-    desk = Desk(nodes=3, **facts)
+    desk = Desk(nodes=3, policy=Policy(**facts))
     loop = desk.running()
     for agent in desk.agents.values():
         agent.step = 1
@@ -233,10 +232,7 @@ def test_the_fragment_rule(node: str, facts: dict[str, Any], allowed: bool) -> N
     assert "NodeLost" in desk.kinds()
     if allowed:
         stopped = record(desk, "GangStopped")
-        assert stopped["presumed"][0][1].startswith("fragment")
-        assert stopped["fenced"] == [node]  # what it holds may live until its lease ends, and no longer
-        last_beat = loop.beats.rows[node].arrived_at
-        assert stopped["fence_until"] == pytest.approx(lease.presumed_empty_at(last_beat, desk.policy.timing))
+        assert stopped["presumed"][0][1].startswith("by the fragment rule")
     else:
         assert loop.state.phase is Phase.STOPPING
         desk.pass_s(25.0)
@@ -244,7 +240,7 @@ def test_the_fragment_rule(node: str, facts: dict[str, Any], allowed: bool) -> N
 
 
 def test_ranks_of_an_attempt_that_is_over_are_stopped_when_their_node_comes_back() -> None:
-    desk = Desk(nodes=3, replica_ranks_count=6)
+    desk = Desk(nodes=3)
     loop = desk.running()
     agent = desk.agents["n2"]
     agent.beating = agent.obeys = False

@@ -58,6 +58,22 @@ def test_progress_outranks_heartbeats_until_the_lease_is_over() -> None:
     assert loop.state.phase is not Phase.RUNNING
 
 
+@pytest.mark.parametrize("steps_on", [False, True])
+def test_a_node_that_nobody_reaches_is_lost_before_a_slow_gang_shows_that_it_has_halted(steps_on: bool) -> None:
+    desk = Desk(nodes=4)
+    desk.running()
+    stepping(desk, 61.0, 20.0)
+    hush(desk, "n2")
+    desk.pass_s(4.0)
+    if steps_on:
+        stepping(desk, 1.0)
+    desk.pass_s(5.0)  # a step takes 20 s
+    lost = events(desk, "NodeLost")
+    assert [e["why"] for e in lost] == (
+        [] if steps_on else ["silent for 8 s, and no other node reaches it (n3, n0, n1)"]
+    )
+
+
 def test_a_silent_node_whose_gang_halts_is_lost_soon_after_s() -> None:
     desk = Desk(nodes=4)
     desk.running()

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from gangrun.core.events import CancelRequested, ResumeRequested, Stamped
-from gangrun.core.model import Phase
-from gangrun.core.policy import Timing
+from gangrun.core.model import Phase, Savers
+from gangrun.core.policy import Policy, Timing
 from gangrun.core.protocol import lease
 from gangrun.supervisor.opening import EXIT_DEPOSED, RunClock
 from gangrun.supervisor.takeover import CounterWatch, JournalRefused, TermLost, _fence_kept, take
 from gangrun.wire import record as wire_record
-from gangrun.wire.messages import Ack, Launch, Stop
+from gangrun.wire.messages import Ack, Launch, Probe, Stop
 from gangrun.wire.record import replay
 from tests.supervisor.desk import Desk
 from tests.supervisor.ports_in_memory import MemoryTerms
@@ -263,7 +263,7 @@ def test_events_the_last_term_never_made_durable_come_again() -> None:
 
 
 def test_law_one_after_a_takeover_runs_from_the_majoritys_hello_plus_d() -> None:
-    desk = Desk(nodes=3)
+    desk = Desk(nodes=3, policy=Policy(saves_with=Savers.ALL))
     desk.running()
     loop = desk.open()
     desk.agents["n2"].beating = desk.agents["n2"].obeys = False
@@ -392,3 +392,38 @@ def test_nodes_that_were_lost_are_not_waited_for_nor_heard_by_mistake() -> None:
     desk.pass_s(3.0)
     assert "NodeHeard" not in desk.kinds()
     assert record(desk, "TermTaken")["missing"] == ["n3"]
+
+
+def test_a_gang_that_was_found_halted_is_known_to_have_by_its_pace_until_then() -> None:
+    """The first node goes, and with it the supervisor and rank 0: no other node has its address any more."""
+    desk = Desk(nodes=4)
+    desk.running()
+    for _ in range(40):
+        for agent in desk.agents.values():
+            agent.step += 1
+        desk.pass_s(0.5)
+    desk.agents["n0"].beating = desk.agents["n0"].obeys = False
+    desk.open()
+    rejoin(desk, "n1", "n2", "n3")
+    desk.pass_s(15.0)
+    lost = [record for record in desk.disk.records(desk.loop.term) if record.kind == "NodeLost"]
+    assert [record.event["node"] for record in lost] == ["n0"]
+    assert lost[0].event["why"].endswith("the gang makes no steps any more")
+
+
+def test_a_node_that_never_came_to_the_new_supervisor_is_probed_at_the_address_that_others_know() -> None:
+    """A script that reports no steps: nothing but probes can tell that the first node is gone."""
+    desk = Desk(nodes=4)
+    desk.running()
+    known = desk.agents["n0"].heard(Ack)[-1].candidates
+    assert [peer.node for peer in known] == ["n0", "n1", "n2", "n3"]
+    desk.agents["n0"].beating = desk.agents["n0"].obeys = False
+    desk.open()
+    for name in ("n1", "n2", "n3"):
+        desk.agents[name].echo = 0.0
+        desk.agents[name].hello(peers=known)
+    desk.pass_s(9.0)
+    asked = [message for message in desk.agents["n1"].got if isinstance(message, Probe)]
+    assert [one.target for one in asked] == [known[0]]
+    lost = [record for record in desk.disk.records(desk.loop.term) if record.kind == "NodeLost"]
+    assert [record.event["node"] for record in lost] == ["n0"] and "no other node reaches it" in lost[0].event["why"]

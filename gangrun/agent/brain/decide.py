@@ -293,6 +293,7 @@ class AgentBrain:
             previous_died=config.previous_died,
             nofile_hard=config.nofile_hard,
             addresses=config.addresses,
+            peers=self.follow.candidates,
         )
 
     def beat(self, now: float) -> Beat:

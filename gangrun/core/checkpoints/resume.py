@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from gangrun.core.model import CheckpointRef, Level
+from gangrun.core.model import CheckpointRef, Level, Savers
 from gangrun.core.text import is_save_time, known_step, step_words
 
 SENTENCE_NAMES_COUNT = 3  # a reason names this many passed-over steps; ``passed_over`` has all of them
@@ -31,6 +31,13 @@ class Kind(Enum):
     SAFETENSORS = "safetensors"  # Hugging Face's; has no checksums
     CUSTOM = "custom"  # gangrun does not know it; the user's own validator vouches for it
     UNKNOWN = "unknown"  # never touched, never chosen, always mentioned
+
+
+_SAVERS = {
+    **dict.fromkeys((Kind.DCP, Kind.FRAMEWORK), Savers.ALL),
+    **dict.fromkeys((Kind.FILE, Kind.SAFETENSORS, Kind.CUSTOM), Savers.RANK0),
+    Kind.GANGRUN: Savers.CHECKPOINTER,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +171,7 @@ def _requested(
         if not why:
             level = _level_words(candidate)
             reason = f"resuming from {_origin_words(candidate.step)}, as asked: {level}"
-            return Chosen(_ref(candidate), reason, (), candidate.nonce)
+            return Chosen(ref_of(candidate), reason, (), candidate.nonce)
         refused.append(PassedOver(candidate.step, candidate.path, why))
     if refused:
         return NothingValid(f"cannot resume from {named}, as asked: {refused[0].why}", tuple(refused))
@@ -191,7 +198,7 @@ def _newest_valid(
         if not why:
             origin = _origin_words(candidate.step)
             reason = f"resuming from {origin}: {_level_words(candidate)}{_passed_words(passed)}"
-            return Chosen(_ref(candidate), reason, tuple(passed), candidate.nonce)
+            return Chosen(ref_of(candidate), reason, tuple(passed), candidate.nonce)
         passed.append(PassedOver(candidate.step, candidate.path, why))
     return _nothing_valid(in_use, passed, journal_best_step, unjudged)
 
@@ -240,8 +247,10 @@ def is_listed(candidate: Candidate, sealed: frozenset[tuple[int, str]] | None) -
     return candidate.kind is not Kind.GANGRUN or sealed is None or (candidate.step, candidate.nonce or "") in sealed
 
 
-def _ref(candidate: Candidate) -> CheckpointRef:
-    return CheckpointRef(candidate.step, candidate.path, candidate.level or Level.COMPLETE)
+def ref_of(candidate: Candidate) -> CheckpointRef:
+    """What the run's state keeps of it."""
+    level = candidate.level or Level.COMPLETE
+    return CheckpointRef(candidate.step, candidate.path, level, _SAVERS.get(candidate.kind))
 
 
 def _origin_words(step: int) -> str:

@@ -270,6 +270,7 @@ def checkpoint_seen(state: RunState, event: CheckpointSeen, now: float, policy: 
         checkpoints=replace(
             state.checkpoints,
             newest=seen,
+            savers=seen.savers or state.checkpoints.savers,
             best_step=max(state.checkpoints.best_step, seen.step),
             observed_step=max(state.checkpoints.observed_step, known_step(seen.step)),
         ),

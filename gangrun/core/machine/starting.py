@@ -140,6 +140,7 @@ def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Poli
             poison.set_aside(state),
             resume_request="auto",  # what the request put out of use is remembered where checkpoints are judged
             newest=chosen or state.checkpoints.newest,
+            savers=chosen.savers if chosen and chosen.savers else state.checkpoints.savers,
             best_step=max(state.checkpoints.best_step, chosen.step if chosen else -1),
         ),
         budget=budget.reach(state.budget, chosen.step if chosen else -1, state.checkpoints.best_step),

@@ -71,7 +71,7 @@ def checkpoint_seen(state: RunState, event: CheckpointSeen, now: float, policy: 
 
 def gang_stopped(state: RunState, event: GangStopped, now: float, policy: Policy) -> Decision:
     """No rank lives: the next thing is due. What could not be cleaned away is said whatever that is."""
-    state = _with_presumed(fenced(state, event.fenced, event.fence_until, now), event)
+    state = _with_presumed(state, event)
     decision = _what_follows(replace(state, tries_count=0), now, policy)
     if not event.leftovers:
         return decision

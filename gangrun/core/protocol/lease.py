@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from gangrun.core.model import Placement
+from gangrun.core.model import Placement, Savers
 from gangrun.core.nodeset import natural_key
 from gangrun.core.policy import Timing
 
@@ -82,13 +82,13 @@ def fragment_allows(
     dead_ranks: Collection[int],
     sealed: bool,
     replica_ranks_count: int,
-    saves_itself: bool,
+    savers: Savers,
 ) -> bool:
     """May the next attempt start before law 1 allows? A gang cannot step without all its ranks.
 
-    ``dead_ranks``: confirmed dead, not merely silent. ``replica_ranks_count``: ranks of one whole copy of the model
-    (1 under plain data parallelism). The silent nodes must hold neither a whole copy, nor rank 0 of a script that
-    saves for itself. Where nothing is known of copies, pass 1: then only an empty silent set is allowed.
+    ``dead_ranks``: confirmed dead, not merely silent. ``replica_ranks_count``: consecutive ranks that can complete a
+    step without the others; 0: only all ranks together can. The silent nodes must hold neither such a group, nor a
+    rank whose late writes only its lease keeps from the next attempt's checkpoints.
     """
     held = {
         rank
@@ -100,11 +100,12 @@ def fragment_allows(
         return True
     confirmed = any(rank not in held for rank in dead_ranks)
     whole_copy = _holds_whole_replica(held, placement.world_size, replica_ranks_count)
-    return confirmed and sealed and not whole_copy and not (saves_itself and 0 in held)
+    saves = savers is Savers.ALL or (savers is Savers.RANK0 and 0 in held)
+    return confirmed and sealed and not whole_copy and not saves
 
 
 def _holds_whole_replica(held: Collection[int], world_size: int, replica_ranks_count: int) -> bool:
-    size = max(1, replica_ranks_count)
+    size = replica_ranks_count or world_size
     return any(
         all(rank in held for rank in range(first, first + size)) for first in range(0, world_size - size + 1, size)
     )

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gangrun.core.actions import ChooseResume
-from gangrun.core.checkpoints.resume import Candidate, Chosen, FromZero, Kind, choose, parse_resume, patience_s
+from gangrun.core.checkpoints.resume import Candidate, Chosen, FromZero, Kind, choose, parse_resume, patience_s, ref_of
 from gangrun.core.events import AttemptSealed, CheckpointSeen, NoneValid, ResumeChosen, Stamped, StepBrought
-from gangrun.core.model import CheckpointRef, Level, Poisoned
+from gangrun.core.model import Level, Poisoned
 from gangrun.ports import Item, VerifyAsked
 from gangrun.sim.engine.clock import Timeline
 from gangrun.sim.engine.disk import Mount
@@ -358,7 +358,7 @@ class SimCheckpoints:
 
     def candidates(self) -> list[Candidate]:
         """What a survey finds."""
-        kind = Kind.DCP if self.fs.foreign else Kind.GANGRUN
+        kind = Kind.CUSTOM if self.fs.foreign else Kind.GANGRUN
         found = []
         for saved in self.fs.saved.values():
             valid = saved.whole and saved.valid
@@ -427,8 +427,8 @@ class SimCheckpoints:
         def work() -> None:
             newest = self.fs.newest_valid()
             if newest is not None and newest.step > above_step:
-                path = f"/ckpt/step-{newest.step}"
                 told = self._told_at is not None and newest.at >= self._told_at
-                self._mail(CheckpointSeen(CheckpointRef(newest.step, path, Level.VERIFIED), told))
+                found = next(one for one in self.candidates() if one.step == newest.step)
+                self._mail(CheckpointSeen(ref_of(found), told))
 
         self.later(work)

@@ -119,6 +119,8 @@ class GangHooks:
 @dataclass(slots=True)
 class _Progress:
     step: float = 0.0
+    first_step: int = 0
+    has_stepped: bool = False
     since: float | None = None  # stepping since
     saved_step: int = -1
     keeps_step: int = -1
@@ -151,7 +153,7 @@ class SimGang:
         self.keep: Callable[[SimGang, int], None] = lambda gang, step: None
         self.kept_step = -1  # newest in the nodes' memory, as its ranks know
         self.asked: dict[str, int] = {}  # node -> the step that its ranks were told to save
-        self._progress = _Progress(step=float(max(0, resume_step)))
+        self._progress = _Progress(step=float(max(0, resume_step)), first_step=max(0, resume_step))
         self.whole_since = 0.0
         self._ready_at = 0.0
         self._due: Scheduled | None = None
@@ -222,7 +224,7 @@ class SimGang:
         )
         done = self._progress
         if going and done.since is None:
-            done.since = now
+            done.since, done.has_stepped = now, True
             self.hooks.stepping(self)
             self.fresh = False
             self._plan()
@@ -325,12 +327,11 @@ class SimGang:
 
     def reading(self, rank: SimRank) -> RankSample:
         """What the agent samples of one of its ranks."""
-        step = self.step() if self.timeline.now >= self._ready_at and self.whole else -1
-        if self._progress.since is None and self._progress.step == 0.0:
-            step = -1
+        step = self.step() if self._progress.has_stepped else -1
         busy = float(step + 1) + self.timeline.now if self.stepping else 0.0
         letter = "S" if self.hung else rank.letter
-        return RankSample(rank.rank, step, STEPPING, max(0, step), 0, busy, letter, kept_step=self.kept_step)
+        first = self._progress.first_step if self._progress.has_stepped else -1
+        return RankSample(rank.rank, step, STEPPING, max(0, step), 0, busy, letter, first, kept_step=self.kept_step)
 
 
 def exit_of(

@@ -180,8 +180,6 @@ class SimSupervisor(SupervisorBody):
             seq=self.world.scheduler.seq_of(self.node.job),
             node=self.node.name,
             checkpoint=CheckpointSpec("checkpoints", memory=bool(flushes), flush_every_s=FLUSH_EVERY_S),
-            replica_ranks_count=setup.replica_ranks_count,
-            saves_itself=setup.script.foreign,
             resumed=self.world.resumed.get(self.node.job),
             asks_why=ask_why if self.policy.can_requeue else None,
             mark_cancel=lambda by: self.world.mark_cancelled(),

@@ -6,6 +6,7 @@ from typing import Any
 
 from gangrun.agent.brain import line
 from gangrun.core.machine import transitions
+from gangrun.core.model import Savers
 from gangrun.core.protocol import lease
 from gangrun.sim import faults
 from gangrun.sim.body import node, scheduler
@@ -270,7 +271,11 @@ def fragment_without_a_dead_rank() -> Swaps:
         held = {rank for s in seats for rank in range(s.first_rank, s.first_rank + s.ranks_count)}
         size = kwargs["placement"].world_size
         free = next((rank for rank in range(size) if rank not in held), size)
-        given = {"dead_ranks": {*kwargs["dead_ranks"], free}, "replica_ranks_count": 10**6, "saves_itself": False}
+        given = {
+            "dead_ranks": {*kwargs["dead_ranks"], free},
+            "replica_ranks_count": 10**6,
+            "savers": Savers.CHECKPOINTER,
+        }
         return original(**{**kwargs, **given})
 
     return ((lease, "fragment_allows", allows),)
@@ -285,4 +290,4 @@ def fragment_with_a_whole_replica() -> Swaps:
 @mutant("fragment rule: the silent node does not hold rank 0 of a script that saves for itself", "2", "I4")
 def fragment_with_a_saver() -> Swaps:
     """Even a rank 0 that saves by itself is left alone."""
-    return _fragment(saves_itself=False)
+    return _fragment(savers=Savers.CHECKPOINTER)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from gangrun.core.model import Savers
 from gangrun.sim import Behaviour, FaultPlan, Kind, Script, Setup, World
 from gangrun.sim.engine.process import SimProcess
 from tests.sim.canaries.recipes import recipe
@@ -110,9 +111,8 @@ def acks_come_late(rng: random.Random, seed: int) -> World:
     at_s = rng.uniform(10.0, 20.0)
     plan = FaultPlan().fail_at(5.0, Kind.DELAY, node=0, for_s=at_s + 20.0, amount=rng.uniform(1.8, 2.4))
     plan = plan.fail_at(at_s, Kind.CUT, node=2, for_s=90.0)
-    return World(
-        Setup.of(4, script=Script(steps_count=30, foreign=True, victims_after_s=0.0)), plan, rng.randrange(10**6)
-    )
+    script = Script(steps_count=30, foreign=True, victims_after_s=0.0)
+    return World(Setup.of(4, script=script, savers=Savers.ALL), plan, rng.randrange(10**6))
 
 
 @recipe("warden_never_kills", "leads_without_majority", "presume_from_the_journal", "leader_lease_outlasts_patience")
@@ -142,7 +142,7 @@ def the_saver_behind_a_cut(rng: random.Random, seed: int) -> World:
     plan = FaultPlan().fail_at(rng.uniform(8.0, 10.0), Kind.CUT, node=0, for_s=18.0)
     plan = plan.fail_at(rng.uniform(45.0, 50.0), Kind.CUT, node=0, for_s=90.0)
     script = Script(steps_count=300, foreign=True, victims_after_s=0.0)
-    return World(replace(Setup.of(4, script=script), replica_ranks_count=2), plan, rng.randrange(10**6))
+    return World(Setup.of(4, script=script, replica_ranks_count=2), plan, rng.randrange(10**6))
 
 
 @recipe("fragment_without_a_dead_rank", "fragment_with_a_whole_replica")
@@ -158,8 +158,9 @@ def a_gang_behind_a_cut(rng: random.Random, seed: int) -> World:
         save_s=rng.choice((0.3, 6.0, 9.0, 12.0)),
         checkpoint_every_count=2,
     )
-    setup = Setup.of(4, ranks_per_node=rng.choice((1, 2)), script=script, requeue=True)
-    return World(replace(setup, replica_ranks_count=2), plan, rng.randrange(10**6))
+    per_node = rng.choice((1, 2))
+    setup = Setup.of(4, ranks_per_node=per_node, script=script, requeue=True, replica_ranks_count=2)
+    return World(setup, plan, rng.randrange(10**6))
 
 
 @recipe("launches_what_was_stopped")
@@ -309,7 +310,7 @@ def the_next_job_meets_an_error(rng: random.Random, seed: int) -> World:
     at_s = rng.uniform(6.0, 12.0)
     kind = (Kind.FS_ERROR, Kind.FS_FULL, Kind.FS_LOST_REPLY)[seed % 3]
     plan = FaultPlan().fail_at(at_s, Kind.KILL_NODE, node=rng.choice((1, 2)))
-    plan = plan.fail_at(at_s + rng.uniform(32.5, 35.0), kind, node=None, for_s=rng.uniform(3.0, 20.0))
+    plan = plan.fail_at(at_s + rng.uniform(5.0, 8.0), kind, node=None, for_s=rng.uniform(3.0, 20.0))
     return World(replace(Setup.of(3, requeue=True), pool_count=9), plan, rng.randrange(10**6))
 
 

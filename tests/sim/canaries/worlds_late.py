@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from gangrun.core.model import Savers
 from gangrun.sim import Behaviour, FaultPlan, Kind, Script, Setup, World
 from gangrun.sim.engine.process import SimProcess
 from gangrun.sim.faults import HOLDER
@@ -40,7 +41,7 @@ def cut_off_in_a_stall(rng: random.Random, seed: int) -> World:
     node, at_s = rng.choice((1, 2)), rng.uniform(8.0, 12.0)
     plan = FaultPlan().fail_at(at_s, Kind.CUT, node=node, for_s=120.0)
     plan = plan.fail_at(at_s + rng.uniform(0.0, 5.0), Kind.FS_STALL, node=node, for_s=rng.uniform(60.0, 90.0))
-    return World(Setup.of(3, script=FALLS_ALONE), plan, seed_of(rng))
+    return World(Setup.of(3, script=FALLS_ALONE, savers=Savers.ALL), plan, seed_of(rng))
 
 
 @recipe("stored_though_sealed")
@@ -216,7 +217,7 @@ def a_warden_dies_and_its_node_is_cut_off(rng: random.Random, seed: int) -> Worl
     at_s, node = rng.uniform(8.0, 12.0), rng.choice((1, 2))
     plan = FaultPlan().fail_at(at_s, Kind.KILL_WARDEN, node=node)
     plan = plan.fail_at(at_s + rng.uniform(0.1, 5.0), Kind.CUT, node=node, for_s=90.0)
-    return World(Setup.of(3, script=FALLS_ALONE), plan, seed_of(rng))
+    return World(Setup.of(3, script=FALLS_ALONE, savers=Savers.ALL), plan, seed_of(rng))
 
 
 @recipe("wait_without_drift", "wait_without_kill")
@@ -227,7 +228,7 @@ def a_slow_clock_behind_a_cut(rng: random.Random, seed: int) -> World:
     plan = FaultPlan().fail_at(1.0, Kind.DRIFT, node=node, amount=-0.01)
     plan = plan.fail_at(2.0, Kind.SLOW_KILL, node=node, for_s=200.0, amount=0.9)
     plan = plan.fail_at(rng.uniform(8.0, 12.0), Kind.CUT, node=node, for_s=90.0)
-    return World(Setup.of(3, script=FALLS_ALONE), plan, seed_of(rng))
+    return World(Setup.of(3, script=FALLS_ALONE, savers=Savers.ALL), plan, seed_of(rng))
 
 
 def seed_of(rng: random.Random) -> int:
@@ -290,7 +291,7 @@ def a_fragment_is_left(rng: random.Random, seed: int) -> World:
     del seed
     script = Script(steps_count=60, victims_after_s=0.0)
     plan = FaultPlan().fail_at(rng.uniform(8.0, 12.0), Kind.CUT, node=3, for_s=90.0)
-    setup = replace(Setup.of(4, script=script, requeue=True), replica_ranks_count=2)
+    setup = Setup.of(4, script=script, requeue=True, replica_ranks_count=2)
     shape = replace(setup.shape, nodes_min_count=3)
     return World(replace(setup, shape=shape), plan.fail_at(20.0, Kind.KILL_RANK, rank=1), seed_of(rng))
 

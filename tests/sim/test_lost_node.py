@@ -1,0 +1,35 @@
+"""How long a gang stands still after a node is gone: no lease is waited for if what is left can do no harm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gangrun.core.model import Phase, Savers
+from gangrun.sim import FaultPlan, Kind, Script, Setup, World
+
+AT_S = 40.0
+FIRST, ANY = 0, 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "node", "savers", "within_s"),
+    [
+        (Kind.KILL_NODE, ANY, None, 7.0),
+        (Kind.CUT, ANY, None, 7.0),
+        (Kind.KILL_NODE, FIRST, None, 17.0),  # supervisor and rank 0
+        (Kind.KILL_NODE, ANY, Savers.RANK0, 7.0),
+        (Kind.KILL_NODE, ANY, Savers.ALL, 36.0),
+    ],
+)
+def test_a_spare_takes_the_place_of_a_lost_node(kind: Kind, node: int, savers: Savers | None, within_s: float) -> None:
+    usual = Setup.of(4, script=Script(steps_count=150, victims_after_s=300.0))
+    setup = replace(usual, spares_count=1, pool_count=5, policy=replace(usual.policy, saves_with=savers))
+    for_s = 300.0 if kind is Kind.CUT else 0.0
+    world = World(setup, FaultPlan().fail_at(AT_S, kind, node=node, for_s=for_s), 3)
+    outcome = world.run()
+    assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED, world.story()
+    started = [record.at - world.began_at for record in world.checker.records if record.kind == "GangStarted"]
+    assert len(started) == 2 and AT_S < started[1] < AT_S + within_s, started
+    assert savers is not Savers.ALL or started[1] > AT_S + 30.0, "each rank may still write: the lease keeps it away"

@@ -24,11 +24,11 @@ ASKED_WITHIN_S = 120  # accelerate imports torch, perhaps from a busy file syste
 MODULE, NO_PYTHON, NO_LOCAL_RANK = "-m", "--no-python", "no local rank"
 NEEDLESS = "gangrun does this itself"
 LACKED = "gangrun has nothing like it"
-NODE_RANK, NODES, PER_RANK, VARIABLE = "node rank", "nodes", "log_per_rank", "a variable of the ranks"
+ITS_NODE, NODES, PER_RANK, VARIABLE = "node rank", "nodes", "log_per_rank", "a variable of the ranks"
 _AS_GIVEN = ("nproc_per_node", "max_restarts", "stop_grace")
 
 TORCHRUN = {
-    "nnodes": NODES, "nproc-per-node": "nproc_per_node", "max-restarts": "max_restarts", "node-rank": NODE_RANK,
+    "nnodes": NODES, "nproc-per-node": "nproc_per_node", "max-restarts": "max_restarts", "node-rank": ITS_NODE,
     "m module": MODULE, "no-python": NO_PYTHON, "log-dir": PER_RANK, "r redirects": PER_RANK, "t tee": PER_RANK,
     "standalone": NEEDLESS, "rdzv-backend": NEEDLESS, "rdzv-endpoint": NEEDLESS, "rdzv-id": NEEDLESS,
     "rdzv-conf": NEEDLESS, "monitor-interval": NEEDLESS, "start-method": NEEDLESS, "role": NEEDLESS,
@@ -38,7 +38,7 @@ TORCHRUN = {
     "numa-binding": LACKED, "virtual-local-rank": LACKED,
 }  # fmt: skip
 DEEPSPEED = {
-    "num-nodes": NODES, "num-gpus num-accelerators": "nproc_per_node", "node-rank": NODE_RANK, "module": MODULE,
+    "num-nodes": NODES, "num-gpus num-accelerators": "nproc_per_node", "node-rank": ITS_NODE, "module": MODULE,
     "no-python": NO_PYTHON, "no-local-rank": NO_LOCAL_RANK, "enable-each-rank-log": PER_RANK, "H hostfile": NEEDLESS,
     "i include": LACKED, "e exclude": LACKED, "master-port": NEEDLESS, "master-addr": NEEDLESS, "launcher": NEEDLESS,
     "launcher-args": NEEDLESS, "no-ssh": NEEDLESS, "no-ssh-check": NEEDLESS, "force-multi": NEEDLESS,
@@ -46,7 +46,7 @@ DEEPSPEED = {
     "bind-cores-to-rank": LACKED, "bind-core-list": LACKED, "venv-script": LACKED,
 }  # fmt: skip
 LIGHTNING = {
-    "devices": "nproc_per_node", "num-nodes": NODES, "node-rank": NODE_RANK, "accelerator": VARIABLE,
+    "devices": "nproc_per_node", "num-nodes": NODES, "node-rank": ITS_NODE, "accelerator": VARIABLE,
     "strategy": VARIABLE, "precision": VARIABLE, "main-address": NEEDLESS, "main-port": NEEDLESS,
 }  # fmt: skip
 VALUELESS = {
@@ -81,7 +81,29 @@ print(json.dumps({
     "words": [args.training_script, *args.training_script_args], "tpu": bool(args.tpu or args.tpu_use_cluster),
 }))
 """
+# Of torchrun's options those that no script has for itself
+ONLY_TORCHRUNS = (
+    "--nnodes", "--standalone", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--redirects",
+    "--local-ranks-filter", "--numa-binding",
+)  # fmt: skip
 AMBIGUOUS = {"--name", "--resume", "--nodes", "--health", "--config", "--validator"}  # many scripts have their own
+# Put behind a launcher's own options, so they win: gangrun makes the rendezvous and the restarts. The agent fills in
+# what stands in braces.
+RENDEZVOUS = {
+    "torchrun": (
+        ("nnodes", "{NNODES}"), ("node-rank", "{NODE_RANK}"), ("master-addr", "{MASTER_ADDR}"),
+        ("master-port", "{MASTER_PORT}"),
+        ("max-restarts", "0"), ("rdzv-backend", "static"), ("rdzv-endpoint", ""),
+    ),
+    "fabric": (
+        ("num-nodes", "{NNODES}"), ("node-rank", "{NODE_RANK}"), ("main-address", "{MASTER_ADDR}"),
+        ("main-port", "{MASTER_PORT}"),
+    ),
+    "accelerate": (
+        ("num_machines", "{NNODES}"), ("machine_rank", "{NODE_RANK}"), ("main_process_ip", "{MASTER_ADDR}"),
+        ("main_process_port", "{MASTER_PORT}"), ("max_restarts", "0"), ("rdzv_backend", "static"),
+    ),
+}  # fmt: skip
 PORTS = ("MASTER_ADDR", "MASTER_PORT", "PYTHONPATH")  # the gang's own; the rest of what accelerate tells stays
 
 
@@ -97,6 +119,9 @@ class LauncherLine:
     variables: Mapping[str, str] = field(default_factory=dict)  # for the ranks
     needless: tuple[str, ...] = ()
     lacked: tuple[str, ...] = ()
+    script_count: int = 0  # so many words at the end are the script and its arguments
+    family: str = ""  # whose options it takes: a key of ``RENDEZVOUS``, or "deepspeed"
+    per_node: bool = False  # the launcher itself runs, once on each node
 
     @property
     def told(self) -> str:
@@ -107,6 +132,9 @@ class LauncherLine:
         module = ("-m", self.module) if self.module else ()
         bare = ("--no-python",) if self.no_python else ()
         line = shlex.join(("gangrun", "run", *flags, *bare, *module, *(_shown(word) for word in self.words)))
+        if self.per_node:
+            words = shlex.join(map(_shown, self.words)).replace("'", "")
+            return f"gangrun starts {self.launcher} once per node and makes the restarts itself: {words}"
         told = f"gangrun starts the ranks instead of {self.launcher}, as by: {line}"
         if self.variables:
             told += f"; with {', '.join(sorted(self.variables))} as {self.launcher} sets them"
@@ -114,6 +142,7 @@ class LauncherLine:
             told += f"; not needed: {', '.join(self.needless)}"
         if self.lacked:
             told += f"; ignored, since gangrun has nothing like it: {', '.join(self.lacked)}"
+            told += f" (with --per-node {self.launcher} does it)" if self.family in RENDEZVOUS else ""
         return told
 
 
@@ -140,26 +169,50 @@ def taken_apart(words: tuple[str, ...], python: str | None) -> LauncherLine | No
         interpreter, first, rest = (words[0],), rest[1], rest[2:]
     match first, *rest[:1]:
         case (("torchrun" | "torch.distributed.run"), *_):
-            return _torchrun(first, TORCHRUN, rest, interpreter)
+            return replace(_torchrun(first, TORCHRUN, rest, interpreter), family="torchrun")
         case "torch.distributed.launch", *_:
             table = {**TORCHRUN, "use-env": NO_LOCAL_RANK}
-            return _torchrun(first, table, rest, interpreter, local_rank="--local-rank=")
+            line = _torchrun(first, table, rest, interpreter, local_rank="--local-rank=")
+            return replace(line, family="torchrun")
         case (("deepspeed" | "deepspeed.launcher.runner"), *_):
             return _read(first, DEEPSPEED, rest, interpreter, local_rank="--local_rank=")
         case (("fabric" | "lightning" | "lightning.fabric.cli" | "lightning_fabric.cli"), "run"):
-            return _lightning(first, rest[2:] if rest[1:2] == ("model",) else rest[1:], interpreter)
+            line = _lightning(first, rest[2:] if rest[1:2] == ("model",) else rest[1:], interpreter)
+            return replace(line, family="fabric")
         case "accelerate", "launch":
-            return _accelerate("accelerate launch", rest[1:], interpreter, python)
+            return replace(_accelerate("accelerate launch", rest[1:], interpreter, python), family="accelerate")
         case (("accelerate-launch" | "accelerate.commands.launch"), *_):
-            return _accelerate(first, rest, interpreter, python)
+            return replace(_accelerate(first, rest, interpreter, python), family="accelerate")
         case _:
             return None
 
 
-def _shown(word: str) -> str:
-    from gangrun.wire.spec import LOCAL_RANK
+def launched_per_node(words: tuple[str, ...], python: str | None) -> LauncherLine | None:
+    """The line with gangrun's rendezvous in it, to be run once on each node; None for a command that is no launcher.
 
-    return word.replace(LOCAL_RANK, "$LOCAL_RANK")
+    Raises:
+        UserError: As ``taken_apart``; or the launcher reaches the other nodes only by its own means.
+    """
+    line = taken_apart(words, python)
+    if line is None:
+        return None
+    if line.family not in RENDEZVOUS:
+        way = "leave --per-node out: gangrun then starts the ranks with the options of this line"
+        raise UserError("usage", f"--per-node: {line.launcher} starts the other nodes itself, by ssh", way)
+    at = len(words) - line.script_count
+    options = tuple(word for word in words[:at] if not word.startswith("--stand"))  # --standalone knows one node only
+    ours = [f"--{name}={value}" for name, value in RENDEZVOUS[line.family]]
+    settings = {name: value for name, value in line.settings.items() if name not in ("nproc_per_node", PER_RANK)}
+    count = line.settings.get("nproc_per_node")
+    if line.family == "accelerate" and count:
+        ours.append(f"--num_processes={{NNODES*{count}}}")
+    return LauncherLine(
+        line.launcher, (*options, *ours, *words[at:]), settings=settings, script_count=line.script_count, per_node=True
+    )
+
+
+def _shown(word: str) -> str:
+    return re.sub(r"\{((?:LOCAL_RANK|NODE_RANK|NNODES|MASTER_ADDR|MASTER_PORT)(?:\*\d+)?)\}", r"$\1", word)
 
 
 def _flag(name: str, value: str) -> tuple[str, ...]:
@@ -227,13 +280,14 @@ def _read(
     from gangrun.wire.spec import LOCAL_RANK
 
     given, command = option_words(launcher, table, words)
+    script_count = len(command)
     meanings = {table[spelled] for spelled in given}
     if local_rank and NO_LOCAL_RANK not in meanings:
         command = (command[0], local_rank + LOCAL_RANK, *command[1:])
     return _line(
         launcher, command, interpreter, MODULE in meanings, NO_PYTHON in meanings,
         settings=settings_of(launcher, table, given),
-        needless=named(given, table, NEEDLESS), lacked=named(given, table, LACKED),
+        needless=named(given, table, NEEDLESS), lacked=named(given, table, LACKED), script_count=script_count,
     )  # fmt: skip
 
 
@@ -287,7 +341,7 @@ def _accelerate(
     variables = {name: value for name, value in told["variables"].items() if name not in PORTS}
     return _line(
         launcher, tuple(told["words"]), interpreter, told["module"], told["no_python"], settings=settings,
-        variables=variables,
+        variables=variables, script_count=len(told["words"]),
     )  # fmt: skip
 
 
@@ -311,6 +365,6 @@ def _told_by_accelerate(launcher: str, python: str, words: tuple[str, ...]) -> d
 
 def meant_for_gangrun(words: tuple[str, ...], flags: Iterable[str]) -> tuple[str, ...]:
     """Options of gangrun's that stand after the script, which therefore gets them."""
-    known = {*flags} - AMBIGUOUS
+    known = {*flags, *ONLY_TORCHRUNS} - AMBIGUOUS
     later = [word.partition("=")[0] for word in words[1:] if word.startswith("--")]
     return tuple(dict.fromkeys(word for word in later if word.replace("_", "-") in known))

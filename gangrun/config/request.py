@@ -19,7 +19,7 @@ from typing import Any
 from gangrun import __version__
 from gangrun.checkpoint.scan import is_checkpoint
 from gangrun.config import environment
-from gangrun.config.launchers import meant_for_gangrun, taken_apart
+from gangrun.config.launchers import launched_per_node, meant_for_gangrun, taken_apart
 from gangrun.config.layers import BY_NAME, DEFAULT, Value, layered, unknown_variables, usual_files
 from gangrun.config.secrets import is_secret, redacted, secret_names
 from gangrun.config.slurm_script import literal
@@ -85,6 +85,12 @@ class ResolvedRequest:
         """Did anybody set it?"""
         return self.settings[name].origin != DEFAULT
 
+    @property
+    def _named_by(self) -> tuple[str, ...]:
+        """The command after which the run is named: a launcher's script, not the launcher."""
+        scripts = [at for at, word in enumerate(self.argv) if word.endswith(".py")] if self.value("per_node") else []
+        return self.argv[scripts[0] :] if scripts else self.argv
+
     def fields(self, struct: str) -> dict[str, Any]:
         """The fields of a struct that settings fill, by name."""
         return fields_of(self.settings, struct)
@@ -95,7 +101,7 @@ class ResolvedRequest:
         return spec_of(
             self.settings,
             run="-",
-            name=self.value("name") or name_of(self.argv, self.request.module, self.python),
+            name=self.value("name") or name_of(self._named_by, self.request.module, self.python),
             command=self.argv,
             python=self.python,
             working_directory=os.getcwd(),
@@ -121,19 +127,27 @@ def resolved(request: Request, variables: Mapping[str, str]) -> ResolvedRequest:
     python_here = "python" if there else environment.python_of(variables)
     asked_here = environment.python_of(variables) if request.body or not there else None
     typed = ("python", "-m", request.module, *request.words) if request.module else request.words
-    line = None if request.no_python else taken_apart(typed, asked_here)
+    per_node, script = settings["per_node"].value, request.words
+    if per_node and "nproc_per_node" in request.flags:
+        words = "--nproc-per-node: with --per-node the command starts the ranks of its node"
+        raise UserError("usage", words, "give it to the command, as in: gangrun run --per-node torchrun ...")
+    line = (launched_per_node if per_node else taken_apart)(typed, asked_here) if not request.no_python else None
     if line is not None:
         flags = {**line.settings, **request.flags}  # what gangrun itself was told is stronger
+        script = line.words[len(line.words) - line.script_count :] if per_node else line.words
         settings = layered(flags, variables, usual_files(request.config_file))
         request = replace(request, words=line.words, module=line.module, no_python=line.no_python, flags=flags)
+    if per_node:
+        settings = layered({**request.flags, "nproc_per_node": "1"}, variables, usual_files(request.config_file))
     argv, python = command_of(
         request.words, request.module, request.no_python, python_here, look=not there, anywhere=bool(request.body)
     )
+    python = python and not per_node  # a launcher knows nothing of the boot file
     added = environment.added_variables(request.env_pairs, request.env_files, variables)
     told = [] if line is None else [line.told]
     resume_told = resume_argument_of(settings, argv)[1]
     told += [resume_told] if resume_told else []
-    warnings = (*told, *unknown_variables(variables), *_misplaced_told(request.words), *_secrets_told(request.words))
+    warnings = (*told, *unknown_variables(variables), *_misplaced_told(script), *_secrets_told(request.words))
     variables_told = {} if line is None else line.variables
     shell_line = _shell_line(raw_words, typed_words, argv, python) if raw_words else ""
     return ResolvedRequest(

@@ -91,6 +91,10 @@ SETTINGS: tuple[Setting, ...] = (
         "total_steps", STEPS, TRAINING, "Steps of the whole run; exit code 0 before them is not the end", 0,
         "total_steps", told_default="as the script prints",
     ),
+    Setting(
+        "per_node", SWITCH, TRAINING, "Run COMMAND once per node, such as a launcher that starts the ranks", False,
+        "per_node",
+    ),
     Setting("nodes", NODES, PLACES, "Nodes that hold ranks", 1),
     Setting("min_nodes", NODES, PLACES, "Minimum nodes to continue with after nodes are lost", told_default="all"),
     Setting("local_hosts", SWITCH, PLACES, "Simulate the nodes on this machine, one agent each", False),

@@ -120,6 +120,7 @@ def gang_of(spec: RunSpec, paths: RunPaths, node: str, terminal: str) -> GangSpe
         warden_pid=os.getppid(),
         checkpoint=spec.checkpoint,
         save_signal=signal.Signals[f"SIG{spec.save_signal}"].value if spec.save_signal else 0,
+        per_node=spec.per_node,
         debug_rank=spec.debug_rank,
         terminal=terminal,
     )

@@ -39,6 +39,11 @@ def slot_path() -> str:
     return os.environ.get("GANGRUN_PROGRESS_SLOT", "")
 
 
+def follows_rank_of_node() -> bool:
+    """Does another rank of this node report? A launcher's ranks share one slot, in which local rank 0 writes."""
+    return bool(os.environ.get("GANGRUN_PER_NODE")) and os.environ.get("LOCAL_RANK", "0") != "0"
+
+
 def resume_info() -> ResumePoint | None:
     """Return the checkpoint to load. Any thread of any rank may call it; it reads the environment only.
 

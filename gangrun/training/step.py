@@ -23,7 +23,7 @@ from pathlib import Path
 from time import monotonic_ns  # it is what a slot holds; a port would cost half of the microsecond
 from typing import Any, SupportsFloat, SupportsIndex
 
-from gangrun.training.environment import attempt, slot_path
+from gangrun.training.environment import attempt, follows_rank_of_node, slot_path
 from gangrun.training.integrations import mark_restart
 from gangrun.wire import progress
 from gangrun.wire.progress import StepRequest, TrainingPhase
@@ -176,6 +176,8 @@ def _open_slot() -> progress.Words | None:
         words = progress.attach(path)
     except (OSError, ValueError):
         return None
+    if follows_rank_of_node():
+        return progress.FollowerWords(words)
     owner = words.ints[progress.W_OWNER]
     if owner not in (0, os.getpid()) and Path(f"/proc/{owner}").exists():
         words.close()  # another process of this rank reports

@@ -124,6 +124,33 @@ class Words:
         self._map.close()
 
 
+class _FollowedInts:
+    """The requests of a slot, and for all else words of this process alone."""
+
+    def __init__(self, shared: memoryview) -> None:
+        self._shared, self._own = shared, [0] * (SIZE_BYTES // 8)
+        self._own[W_STEP] = self._own[W_FIRST_STEP] = -1
+
+    def __getitem__(self, word: int) -> int:
+        return self._shared[word] if word in (W_REQUESTS, W_SAVE_STEP) else self._own[word]
+
+    def __setitem__(self, word: int, value: int) -> None:
+        self._own[word] = value
+
+
+class FollowerWords(Words):
+    """The slot of another rank, for a rank that only hears what is asked."""
+
+    def __init__(self, words: Words) -> None:
+        self._map = words._map  # noqa: SLF001 - the same memory, held open
+        self._shared = words.ints
+        self.ints = _FollowedInts(words.ints)  # type: ignore[assignment]  # as far as a script needs it
+        self.floats = [0.0] * (SIZE_BYTES // 8)  # type: ignore[assignment]
+
+    def close(self) -> None:
+        """Nothing of its own to give back."""
+
+
 class ProgressPage:
     """The agent's end."""
 

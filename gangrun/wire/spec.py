@@ -10,6 +10,8 @@ from gangrun.core.policy import Policy
 
 SCHEMA = 1
 LOCAL_RANK = "{LOCAL_RANK}"  # what stands for it in a word that a launcher adds to the command of each rank
+# the same in options that gangrun gives to a launcher which it starts once per node; {NNODES*8}: so many on each
+NODE_RANK, NNODES, MASTER_ADDR, MASTER_PORT = "{NODE_RANK}", "{NNODES}", "{MASTER_ADDR}", "{MASTER_PORT}"
 
 
 class SpecError(ValueError):
@@ -79,6 +81,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]  # argv as the ranks are to run it
     python: bool  # starts through node/boot.py
     shell: bool = False  # a batch script of the user's makes each job's command and directory: here is how it reads
+    per_node: bool = False  # a rank is all of its node: the command, mostly a launcher, starts the real ones
     debug_rank: int | None = None  # has the terminal of the process that owns the run
     save_signal: str = ""  # what the script saves on ("USR1"), sent to each rank before a stop in which it may save
     working_directory: str

@@ -219,3 +219,29 @@ def test_when_a_traceback_on_stderr_tells_of_the_end(files: RankFiles) -> None:
     assert said(files, [*at, *((95.0 + i, line) for i, line in enumerate(after))]).error is not None
     for went_on in ("WARNING:root:retry 2", "step 41 loss 2.0", "Epoch 3:  10%|#   | 1/10"):
         assert said(files, [*at, (95.0, went_on)]).error is None, went_on
+
+
+LAUNCHED = """[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 3, in <module>
+[rank1]:     load(7)
+[rank1]: ValueError: no shard 7
+W1123 18:00:00.1 12 torch/distributed/elastic/multiprocessing/api.py:1010] Sending process 13 closing signal SIGTERM
+E1123 18:00:00.2 12 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: 1) local_rank: 1
+Traceback (most recent call last):
+  File "/env/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\x20
+============================================================
+train.py FAILED
+"""
+
+
+def test_behind_a_launcher_the_error_is_its_ranks(files: RankFiles) -> None:
+    lost = LAUNCHED.replace("ValueError: no shard 7", "torch.distributed.DistBackendError: NCCL error: remote gone")
+    found = words(files, [*lost.splitlines()[:4], *LAUNCHED.splitlines()]).error
+    assert found is not None and (found.kind, found.message) == ("ValueError", "no shard 7"), "no victim's"
+    alone = words(files, LAUNCHED.splitlines()[4:]).error
+    assert alone is not None and alone.kind.endswith("ChildFailedError"), "the rank said nothing"
+    files.torchelastic_error.write_text('{"message": {"message": "KeyError: 3", "extraInfo": {"py_callstack": ""}}}')
+    written = words(files, LAUNCHED.splitlines()).error
+    assert written is not None and (written.kind, written.message) == ("KeyError", "3"), "torchrun's own choice"

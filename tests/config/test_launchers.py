@@ -6,7 +6,14 @@ import re
 
 import pytest
 
-from gangrun.config.launchers import TORCHRUN, VALUELESS, LauncherLine, meant_for_gangrun, taken_apart
+from gangrun.config.launchers import (
+    TORCHRUN,
+    VALUELESS,
+    LauncherLine,
+    launched_per_node,
+    meant_for_gangrun,
+    taken_apart,
+)
 from gangrun.errors import UserError
 from gangrun.wire.spec import LOCAL_RANK
 
@@ -53,7 +60,50 @@ def test_what_gangrun_does_itself_or_lacks_is_said() -> None:
     told = taken("torchrun --rdzv-backend c10d --rdzv_endpoint h:1 --numa-binding node --node-rank 0 train.py").told
     assert told.endswith(
         "; not needed: --rdzv-backend, --rdzv-endpoint; ignored, since gangrun has nothing like it: --numa-binding"
+        " (with --per-node torchrun does it)"
     )
+
+
+PER_NODE = (
+    "--nnodes={NNODES} --node-rank={NODE_RANK} --master-addr={MASTER_ADDR} --master-port={MASTER_PORT}"
+    " --max-restarts=0 --rdzv-backend=static --rdzv-endpoint="
+)
+FABRIC = "--num-nodes={NNODES} --node-rank={NODE_RANK} --main-address={MASTER_ADDR} --main-port={MASTER_PORT}"
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "settings"),
+    [
+        (
+            "torchrun --nnodes 2:4 --nproc-per-node 8 --standalone --tee 3 -m my.app --standalone",
+            f"torchrun --nnodes 2:4 --nproc-per-node 8 --tee 3 -m {PER_NODE} my.app --standalone",
+            {"nodes": "4", "min_nodes": "2"},
+        ),
+        (
+            "/env/bin/python -m torch.distributed.run --max-restarts=9 --log-dir d train.py",
+            f"/env/bin/python -m torch.distributed.run --max-restarts=9 --log-dir d {PER_NODE} train.py",
+            {"max_restarts": "9"},
+        ),
+        (
+            "python -m torch.distributed.launch --nproc_per_node 2 train.py --lr 3",
+            f"python -m torch.distributed.launch --nproc_per_node 2 {PER_NODE} train.py --lr 3",
+            {},
+        ),
+        (
+            "fabric run --devices 2 --num-nodes 3 train.py",
+            f"fabric run --devices 2 --num-nodes 3 {FABRIC} train.py",
+            {"nodes": "3"},
+        ),
+    ],
+)
+def test_a_launcher_that_runs_once_per_node_gets_gangruns_rendezvous(
+    line: str, instead: str, settings: dict[str, str]
+) -> None:
+    found = launched_per_node(tuple(line.split()), "python")
+    assert found is not None
+    assert (" ".join(found.words), found.settings) == (instead, settings)
+    assert "--master-port=$MASTER_PORT" in found.told or "--main-port=$MASTER_PORT" in found.told
+    assert launched_per_node(("./go", "torchrun"), "python") is None
 
 
 def test_fabrics_options_travel_by_its_variables() -> None:
@@ -107,6 +157,6 @@ def test_every_option_of_torchrun_is_known() -> None:
 
 
 def test_options_after_the_script_that_gangrun_knows_are_found() -> None:
-    words = ("train.py", "--max_restarts=3", "x", "--checkpoint-dir", "c", "--lr", "--resume", "--max-restarts")
+    words = ("train.py", "--max_restarts=3", "x", "--checkpoint-dir", "c", "--lr", "--resume", "--nnodes=2", "--role")
     found = meant_for_gangrun(words, ["--max-restarts", "--checkpoint-dir", "--resume"])
-    assert found == ("--max_restarts", "--checkpoint-dir", "--max-restarts")
+    assert found == ("--max_restarts", "--checkpoint-dir", "--nnodes")

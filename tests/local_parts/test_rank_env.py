@@ -89,6 +89,14 @@ def test_a_rank_alone_on_its_node_gets_all_threads() -> None:
     assert not {"GANGRUN_RESUME", "GANGRUN_RESUME_STEP"} & set(seen)
 
 
+def test_a_launcher_is_told_of_its_node_and_of_no_rank() -> None:
+    seen = environment({"RANK": "3", "TORCHELASTIC_RUN_ID": "outer", "GANGRUN_PER_NODE": "1"}, per_node=True)
+    node = {"MASTER_ADDR": "n3", "MASTER_PORT": "23456", "NODE_RANK": "1", "NNODES": "2", "GANGRUN_PER_NODE": "1"}
+    kept = ("TORCHELASTIC_ERROR_FILE", "TORCH_", "OMP", "PYTHON", "GANGRUN")
+    assert seen == {name: value for name, value in GOLDEN.items() if name.startswith(kept)} | node
+    assert "GANGRUN_PER_NODE" not in environment({"GANGRUN_PER_NODE": "1"})
+
+
 def test_slurms_names_take_the_gangs_shape_and_the_originals_are_kept() -> None:
     slurm = {
         "SLURM_JOB_ID": "9", "SLURM_PROCID": "0", "SLURM_NTASKS": "3", "SLURM_NNODES": "3", "SLURM_GTIDS": "0",
@@ -127,3 +135,19 @@ def test_the_argument_that_loads_a_checkpoint_comes_last_and_only_with_one(argum
     )  # fmt: skip
     assert RankPlace(made, LAUNCH, 0).argv[-1 - len(added) :] == ["--x", *added]
     assert RankPlace(made, order(resume_path="", resume_step=-1), 0).argv[-1] == "--x"
+
+
+def test_only_what_gangrun_wrote_itself_is_filled_in() -> None:
+    words = (
+        "torchrun",
+        "--nnodes={NNODES}",
+        "--num_processes={NNODES*8}",
+        "--master-addr={MASTER_ADDR}",
+        "--x={NNODES}",
+    )
+    made = GangSpec(
+        run="r", node="n1", command=(*words, "{NODE_RANK}"), through_boot=False, interpreter="", working_directory="/",
+        inherited={}, environment={}, local_root=Path("/m"), run_directory=Path("/run"),
+    )  # fmt: skip
+    filled = ["torchrun", "--nnodes=2", "--num_processes=16", "--master-addr=n3", "--x={NNODES}", "{NODE_RANK}"]
+    assert RankPlace(made, LAUNCH, 1).argv[-6:] == filled

@@ -27,11 +27,25 @@ from pathlib import Path
 from gangrun.core.text import is_save_time
 from gangrun.node import boot
 from gangrun.wire.messages import Launch
-from gangrun.wire.spec import LOCAL_RANK, CheckpointSpec, LogSpec
+from gangrun.wire.spec import (
+    LOCAL_RANK,
+    MASTER_ADDR,
+    MASTER_PORT,
+    NNODES,
+    NODE_RANK,
+    CheckpointSpec,
+    LogSpec,
+)
 
 HELD = ".held"  # locked by whoever uses the directory that it lies in: no lock outlives its process
 HOLD_TRIES_COUNT, HOLD_AGAIN_S = 50, 0.02
 _SWEPT = ".swept-"
+# An option of a launcher's that gangrun wrote, never a word of the user's script.
+_PLACED = re.compile(
+    r"(?P<option>--(?:local[-_]rank|nnodes|node-rank|machine_rank|num[-_](?:nodes|machines|processes)|main_process_ip"
+    r"|(?:main|master)[-_](?:addr|address|port|process_port))=)"
+    r"(?P<name>\{(?:LOCAL_RANK|NODE_RANK|MASTER_ADDR|MASTER_PORT|NNODES(?:\*(?P<times>\d+))?)\})"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +191,12 @@ JOB_ID = "SLURM_JOB_ID"
 TAG = "GANGRUN_RANK_TAG"
 _OF_THIS_RUN = (
     "GANGRUN_RESUME", "GANGRUN_RESUME_STEP", "GANGRUN_SAVE_SIGNAL", "GANGRUN_CHECKPOINT_DIR", "GANGRUN_MEMORY_PARITY",
-    "GANGRUN_FLUSH_EVERY",
+    "GANGRUN_FLUSH_EVERY", "GANGRUN_PER_NODE",
+)  # fmt: skip
+_OF_A_RANK = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+    "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_USE_AGENT_STORE",
 )  # fmt: skip
 ROLE = "default"
 INTERNAL = ("GANGRUN_LEASE_FD", "GANGRUN_WARDEN_FD", "GANGRUN_AGENT_INCARNATION")
@@ -202,6 +221,7 @@ class GangSpec:
     warden_pid: int = 0
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     save_signal: int = 0  # what the script saves on, 0: none
+    per_node: bool = False  # the command starts the node's ranks
     debug_rank: int | None = None
     terminal: str = ""  # of the person who debugs it, "": there is none on this node
 
@@ -231,9 +251,18 @@ class RankPlace:
         return [sys.executable, "-E", "-s", "-S", here, "--exec", *command]
 
     def _own(self, word: str) -> str:
-        """``--local_rank=3``, as the launcher that this command was taken from adds it to each rank's."""
-        told = re.fullmatch(rf"(--local[-_]rank=){re.escape(LOCAL_RANK)}", word)
-        return f"{told[1]}{self.local_rank}" if told else word
+        """An option that a launcher adds to each rank's command (``--local_rank=3``), or is itself given per node."""
+        told = _PLACED.fullmatch(word)
+        if told is None:
+            return word
+        nodes = self.order.nodes_count
+        if told["times"]:
+            return f"{told['option']}{nodes * int(told['times'])}"
+        values = {
+            LOCAL_RANK: self.local_rank, NODE_RANK: self.order.node_rank, NNODES: nodes,
+            MASTER_ADDR: self.order.master_addr, MASTER_PORT: self.order.master_port,
+        }  # fmt: skip
+        return f"{told['option']}{values[told['name']]}"
 
     @property
     def tag(self) -> str:
@@ -274,7 +303,10 @@ def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict
         environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: ranks that share a node must not flood it
     environment.setdefault("PYTHONUNBUFFERED", "1")
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    environment.update(_torchrun_names(place, local_size))
+    environment.update(_node_names(order) if spec.per_node else _torchrun_names(place, local_size))
+    if spec.per_node:
+        for name in _OF_A_RANK:
+            environment.pop(name, None)
     environment["TORCHELASTIC_ERROR_FILE"] = str(files.torchelastic_error)
     if JOB_ID in environment:  # inside a job; SLURM_CONF alone says nothing
         environment.update(_slurm_names(environment, place, local_size))
@@ -295,6 +327,7 @@ def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict
     for name in _OF_THIS_RUN:
         environment.pop(name, None)  # of a run in which this one was started, for all we know
     ours = {
+        "GANGRUN_PER_NODE": "1" if spec.per_node else "",
         "GANGRUN_MEMORY_PARITY": spec.checkpoint.memory_parity,
         "GANGRUN_FLUSH_EVERY": f"{spec.checkpoint.flushes_every_s:g}" if spec.checkpoint.flushes_every_s else "",
         "GANGRUN_SAVE_SIGNAL": str(spec.save_signal) if spec.save_signal else "",
@@ -307,6 +340,16 @@ def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict
         if not is_save_time(order.resume_step):
             environment.update(GANGRUN_RESUME_STEP=str(order.resume_step))
     return environment
+
+
+def _node_names(order: Launch) -> dict[str, str]:
+    """What a launcher on one of several nodes needs; a rank's names would make it take itself for one."""
+    return {
+        "MASTER_ADDR": order.master_addr,
+        "MASTER_PORT": str(order.master_port),
+        "NODE_RANK": str(order.node_rank),
+        "NNODES": str(order.nodes_count),
+    }
 
 
 def _torchrun_names(place: RankPlace, local_size: int) -> dict[str, str]:

@@ -56,6 +56,7 @@ _EPILOGUE = re.compile(
 )
 REPORT_MAX_BYTES = 1024 * 1024
 TAIL_LINES_COUNT, TAIL_MAX_BYTES, TAIL_LINE_MAX_CHARS = 20, 4096, 600
+OF_A_LAUNCHER = "ChildFailedError"  # torchrun's: one of its ranks failed
 COMPARED_TIMES = 4  # as much of a healthy rank as a tail holds: errors of the failed one take no room there
 FRESH_S = 60.0  # what was written longer before the end did not end it: a handled exception, an old warning
 # A victim that logs a handled error and ends within the next minute would else seem to fall before its culprit.
@@ -217,6 +218,8 @@ def last_words(
         shown = None
     report = _load(files.error)
     error = _of_boot(report) or (shown.error if shown is not None else None)
+    if error is not None and error.kind.endswith(OF_A_LAUNCHER) and not through_boot:
+        error = _of_torchelastic(files.torchelastic_error) or _first_of([one for one in tracebacks if not one.opening])
     if error is None and horizon_s and not through_boot:
         error = _of_torchelastic(files.torchelastic_error)  # any process below the rank may have written it
     told = {
@@ -233,6 +236,12 @@ def last_words(
     if shown is not None and fresh[shown.first][0] >= died.at - WRITTEN_WITHIN_S:
         return LastWords(error, tail, round(fresh[shown.first][0], 3))
     return LastWords(error, tail, round(_written_at([one for one in rest if one[0] >= died.at - WRITTEN_WITHIN_S]), 3))
+
+
+def _first_of(tracebacks: Sequence[_Traceback]) -> ErrorReport:
+    """Of what a launcher and its ranks wrote: the rank's error that came first and is no victim's."""
+    ranks = [one.error for one in tracebacks if not one.error.kind.endswith(OF_A_LAUNCHER)]
+    return next((one for one in ranks if not one.collective), ranks[0] if ranks else tracebacks[-1].error)
 
 
 def _horizon_s(died: RankExit, *, through_boot: bool) -> float:

@@ -26,7 +26,7 @@ WAITING ?= 3
 CLUSTERS ?= 3
 SEEDS ?= 20000
 
-.PHONY: help demo test check format test-quick test-core test-sweep test-processes test-serial test-cluster test-slurm24 bench clean install system forget
+.PHONY: help man demo test check format test-quick test-core test-sweep test-processes test-serial test-cluster test-slurm24 bench clean install system forget
 
 help:  ## this list
 	@echo "gangrun: make targets"
@@ -95,6 +95,9 @@ test-slurm24: system $(VENV)/.tests  ## the tests on a Slurm cluster again, with
 bench: $(VENV)/.tests  ## benchmarks: a table and JSON under benchmarks/results (not part of CI; minutes)
 	@mkdir -p benchmarks/results
 	@SEEDS=$(SEEDS) $(PY) benchmarks/run_all.py --out benchmarks/results
+
+man: $(VENV)/.runs  ## man pages from the help, in build/man: MANPATH=build/man: man gangrun-run
+	@$(PY) -m gangrun.cli.manual build/man/man1
 
 clean:  ## remove the environment and everything that was generated
 	rm -rf $(VENV) $(SCRATCH) build dist htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

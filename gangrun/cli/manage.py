@@ -115,8 +115,8 @@ def nodes(words: tuple[str, ...], as_json: bool) -> int:
 def config(show: bool, config_file: Path | None, as_json: bool) -> int:
     """Show every setting of a run with its value, and where that came from.
 
-    From the strongest to the weakest: flags of `gangrun run`, GANGRUN_* variables, ./gangrun.toml, the config.toml of
-    your $XDG_CONFIG_HOME/gangrun, the default.
+    From the strongest to the weakest: flags of `gangrun run`, GANGRUN_* variables, the profile, ./gangrun.toml, the
+    config.toml of your $XDG_CONFIG_HOME/gangrun, your site's /etc/gangrun.toml, the default.
     """
     from gangrun.config.environment import all_variables
     from gangrun.config.layers import BY_NAME, layered, unknown_variables, usual_files

@@ -13,10 +13,21 @@ from gangrun.errors import UserError
 
 RUNS_DIR = "gangrun_runs"  # where runs lie if nobody says otherwise
 PREFIX = "GANGRUN_"
+SITE_FILE, SITE_VARIABLE = "/etc/gangrun.toml", "GANGRUN_SITE_CONFIG"
 # what we set for ranks and our own processes is not the user's configuration
 OWN_VARIABLES = frozenset(
     PREFIX + name
-    for name in ("RUN", "RUN_DIR", "STAY", "ATTEMPT", "MEMORY", "MEMORY_PARITY", "RESUME_STEP", "PROGRESS_SLOT")
+    for name in (
+        "RUN",
+        "RUN_DIR",
+        "STAY",
+        "ATTEMPT",
+        "MEMORY",
+        "MEMORY_PARITY",
+        "RESUME_STEP",
+        "PROGRESS_SLOT",
+        "SITE_CONFIG",
+    )
 )
 _VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
@@ -44,8 +55,9 @@ def config_home() -> Path:
 
 
 def config_files() -> tuple[Path, ...]:
-    """Where settings are looked for, the strongest first."""
-    return (Path("gangrun.toml"), config_home() / "config.toml")
+    """Where settings are looked for, the strongest first: the project's, the user's, the site's."""
+    site = Path(os.environ.get(SITE_VARIABLE) or SITE_FILE)
+    return (Path("gangrun.toml"), config_home() / "config.toml", site)
 
 
 def user_name() -> str:

@@ -161,6 +161,7 @@ SETTINGS: tuple[Setting, ...] = (
         "Identical failures before falling back to the previous checkpoint", 2, "policy.poison_times_count",
     ),
     Setting("runs_dir", DIRECTORY, OUTPUT, "Directory that holds the run directories", RUNS_DIR),
+    Setting("profile", NAME, PLACES, "Named group of settings: [profiles.NAME] of a file, or a100, h100 or b200", ""),
     Setting("name", NAME, OUTPUT, "Name of the run", "", told_default="the script's"),
     Setting("resume", RESUME, CHECKPOINTS, "Checkpoint that the first attempt resumes from", "auto", into="resume"),
     Setting(

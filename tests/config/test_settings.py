@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gangrun.config.environment import config_files
 from gangrun.config.layers import layered
 from gangrun.config.request import checkpoint_place, name_of
 from tests.command_line import Call
@@ -160,3 +161,77 @@ def test_what_is_said_about_steps_in_memory_that_are_not_kept_is_no_secret(
 )  # fmt: skip
 def test_a_run_is_named_by_what_it_runs(argv: tuple[str, ...], module: str, name: str) -> None:
     assert name_of(argv, module, argv[0] != "./go.sh") == name
+
+
+def origins(gangrun: Call, *names: str) -> list[tuple[object, str]]:
+    """(value, origin) of settings as ``gangrun config`` shows them."""
+    told = gangrun("config", "--json")
+    assert told.code == 0, told.out
+    return [(told.json["settings"][name]["value"], told.json["settings"][name]["origin"]) for name in names]
+
+
+def test_a_sites_file_is_weaker_than_the_users_and_the_projects(
+    home: Path, gangrun: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, user = home / "site.toml", home / "config" / "gangrun" / "config.toml"
+    monkeypatch.setenv("GANGRUN_SITE_CONFIG", str(site))
+    user.parent.mkdir(parents=True)
+    site.write_text('max_restarts = 7\nsettle = "1s"\nstop_grace = "30s"\n')
+    user.write_text('settle = "2s"\nstop_grace = "40s"\n')
+    (home / "gangrun.toml").write_text('stop_grace = "50s"\n')
+    found = origins(gangrun, "max_restarts", "settle", "stop_grace")
+    assert found == [(7, str(site)), (2.0, str(user)), (50.0, "gangrun.toml")]
+    shown = gangrun("config").out
+    assert shown.index("gangrun.toml") < shown.rindex(str(user)) < shown.rindex(str(site))
+
+
+def test_the_sites_file_is_in_etc() -> None:
+    assert config_files()[2] == Path("/etc/gangrun.toml")
+
+
+def test_a_profile_stands_between_variables_and_files(
+    home: Path, gangrun: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = home / "site.toml"
+    monkeypatch.setenv("GANGRUN_SITE_CONFIG", str(site))
+    site.write_text('[profiles.fat]\nsettle = "1s"\nmax-restarts = 5\nstop_grace = "9s"\n')
+    text = 'profile = "fat"\nsettle = "7s"\nmax_restarts = 9\n[profiles.fat]\nmax_restarts = 6\n'
+    (home / "gangrun.toml").write_text(text)
+    monkeypatch.setenv("GANGRUN_STOP_GRACE", "20s")
+    found = origins(gangrun, "settle", "max_restarts", "stop_grace")
+    assert found == [
+        (1.0, f"profile fat ({site})"), (6, "profile fat (gangrun.toml)"), (20.0, "GANGRUN_STOP_GRACE"),
+    ]  # fmt: skip
+    monkeypatch.setenv("GANGRUN_PROFILE", "h100")
+    found = origins(gangrun, "settle", "gpus_per_node", "max_restarts")
+    assert found == [(7.0, "gangrun.toml"), ("8", "profile h100 (built in)"), (9, "gangrun.toml")]
+    flags = {"profile": "a100", "gpus_per_node": "4"}
+    made = layered(flags, {"GANGRUN_PROFILE": "h100"}, ())
+    assert (made["gpus_per_node"].value, made["health"].value.bounds) == ("4", {"ib_rate_gbps": 200})
+
+
+def test_a_profile_changes_only_the_limits_that_it_names(tmp_path: Path) -> None:
+    file = tmp_path / "gangrun.toml"
+    file.write_text(
+        "[health]\nib_rate_gbps = 100\nmargin_warn_c = 3\n[profiles.h100]\nhealth = { power_limit_share = 0.5 }\n"
+    )
+    found = layered({"profile": "h100"}, {}, (file,))["health"].value
+    assert found.bounds == {"ib_rate_gbps": 400, "margin_warn_c": 3, "power_limit_share": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('profile = "h10"', "did you mean h100?"),
+        ('profile = "mine"', "known profiles: a100, b200, h100"),
+        ("[profiles.x]\nmax_restart = 3", "did you mean max_restarts?"),
+        ('[profiles.x]\nprofile = "h100"', "unknown key 'profile'"),
+        ("profiles = 3", "is no table"),
+        ("profiles.x = 3", "is no table"),
+        ('profile = "x"\n[profiles.x]\nmax_restarts = -1', "profile x (gangrun.toml): -1 is not a whole number"),
+    ],
+)
+def test_mistakes_in_a_profile_are_told(home: Path, gangrun: Call, text: str, words: str) -> None:
+    (home / "gangrun.toml").write_text(text + "\n")
+    said = gangrun("config")
+    assert (said.code, words in said.err) == (2, True), said.err

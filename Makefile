@@ -135,7 +135,9 @@ $(VENV)/bin/python:
 
 # Two stamps: what the demo needs, and what the tests need besides.
 $(VENV)/.runs: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing gangrun and torch into $(VENV) (the first time, torch takes a while)"
+	@echo "installing gangrun and torch into $(VENV). From your package index this downloads torch (with the CUDA libraries of PyPI's"
+	@echo "torch several GB; PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu gets the small one), numpy, and what gangrun"
+	@echo "itself needs: click, rich, pyzmq, msgspec, submitit, nvidia-ml-py, isal, xxhash. Nothing is downloaded a second time."
 	@$(INSTALL) -e '.[torch]'
 	@touch $@
 

@@ -13,7 +13,7 @@ import msgspec
 
 from gangrun.core import actions as core_actions
 from gangrun.core import events as core_events
-from gangrun.wire.record import Act, RecordError, builtins
+from gangrun.wire.record import Act, RecordError, builtins, plain_placement, whole_placement
 
 _EVENTS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in core_events.Event.__args__}
 _ACTIONS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in core_actions.Action.__args__}
@@ -21,7 +21,10 @@ _ACTIONS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in core_action
 
 def act(action: core_actions.Action, n: int) -> Act:
     """The action as it is written down."""
-    return Act(kind=type(action).__name__, args=builtins(action), n=n)
+    args = builtins(action)
+    if isinstance(action, core_actions.StartGang):
+        args["placement"] = plain_placement(action.placement)
+    return Act(kind=type(action).__name__, args=args, n=n)
 
 
 def event_of(kind: str, data: Mapping[str, Any]) -> core_events.Event:
@@ -34,6 +37,8 @@ def event_of(kind: str, data: Mapping[str, Any]) -> core_events.Event:
 
 def action_of(kind: str, data: Mapping[str, Any]) -> core_actions.Action:
     """The action that a record names; ``RecordError`` if unknown or misshapen."""
+    if isinstance(placement := data.get("placement"), Mapping):
+        data = {**data, "placement": whole_placement(placement)}
     found: core_actions.Action = _convert(_ACTIONS, "action", kind, data)
     return found
 

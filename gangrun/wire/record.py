@@ -12,6 +12,7 @@ import math
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from itertools import chain, compress, islice
 from operator import is_, is_not
@@ -27,15 +28,19 @@ from gangrun.core.model import (
     Hang,
     NodeHealth,
     Origin,
+    Placement,
     Roster,
     RunState,
     SavedProgress,
     Timers,
     Underway,
 )
+from gangrun.core.nodeset import NodesetError, fold, natural_key, unfold
 from gangrun.core.versions import Ranks, Table
 
-SCHEMA = 4  # of 3: ranks that ended with 0 as numbers only; of 2: lists whole, and an event's origin in patches too
+# of 4: every seat of a placement; of 3: ranks that ended with 0 as numbers only; of 2: lists whole, and an event's
+# origin in patches too
+SCHEMA = 5
 _CRC = b',"crc":"'
 
 
@@ -235,12 +240,48 @@ def _news(name: str, old: Any, new: Any) -> dict[str, Any]:
             return {f"{name}+": {"from": kept_count, "items": items}}
         case dict(), dict() if name in {"silent", "shown"}:
             return {f"{name}+": _entries(old, new)}
+        case _, Placement():
+            return {name: plain_placement(new)}
         case Ranks(), Ranks():
             came = new.since(old)
             return {f"{name}+": _plain_ranks(came)} if came else {name: _plain_ranks(new)}
         case _:
             pass
     return {name: builtins(new)}
+
+
+def plain_placement(placement: Placement) -> dict[str, Any]:
+    """The folded list of its nodes, if each has as many slots and each slot as many ranks; else every seat."""
+    nodes, seats = placement.nodes, placement.seats
+    runs: list[list[str]] = []  # of names in their natural order, in which a list is folded
+    for name in nodes:
+        if not runs or natural_key(runs[-1][-1]) > natural_key(name):
+            runs.append([])
+        runs[-1].append(name)
+    if seats:
+        listed = ",".join(map(fold, runs))
+        folded = {"nodes": listed, "slots": len(seats) // len(nodes), "ranks": seats[0].ranks_count}
+        with suppress(RecordError):
+            if msgspec.convert(whole_placement(folded), Placement) == placement:
+                return folded
+    return builtins(placement)  # type: ignore[no-any-return]
+
+
+def whole_placement(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With all its seats, from either form; ``RecordError`` if its nodes are no list of nodes."""
+    match plain:
+        case {"nodes": str(text), "slots": int(slots_count), "ranks": int(ranks_count)}:
+            try:
+                places = [{"node": node, "index": index} for node in unfold(text) for index in range(slots_count)]
+            except NodesetError as error:
+                raise RecordError(f"placement: {error}") from error
+            seats = [
+                {"slot": slot, "first_rank": k * ranks_count, "ranks_count": ranks_count}
+                for k, slot in enumerate(places)
+            ]
+            return {"seats": seats, "world_size": len(seats) * ranks_count}
+        case _:
+            return plain
 
 
 def _plain_ranks(ranks: Ranks) -> list[int | list[int]]:
@@ -296,6 +337,8 @@ def snapshot(state: RunState) -> dict[str, Any]:
         flat |= {stored: getattr(getattr(state, group), name) for name, stored in names.items()}
     flat |= {name: dict(held) for name, held in flat.items() if isinstance(held, Table)}
     flat |= {"finished": _plain_ranks(state.attempt.finished), "stopped": _plain_ranks(state.attempt.stopped)}
+    if state.attempt.placement is not None:
+        flat["placement"] = plain_placement(state.attempt.placement)
     return builtins(flat)  # type: ignore[no-any-return]
 
 
@@ -399,6 +442,8 @@ def state_of(plain: Mapping[str, Any]) -> RunState:
     state = {name: plain[name] for name in _UNGROUPED if name in plain}
     for group, names in _GROUPS.items():
         state[group] = {name: plain[stored] for name, stored in names.items() if stored in plain}
+    if isinstance(placement := state["attempt"].get("placement"), Mapping):
+        state["attempt"]["placement"] = whole_placement(placement)
     try:
         return msgspec.convert(state, RunState, dec_hook=_hook)
     except (msgspec.ValidationError, TypeError, LookupError) as error:

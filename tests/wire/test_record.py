@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from gangrun.core.actions import CheckNodes, StartGang, SubmitSuccessor
 from gangrun.core.events import CheckpointSeen, NodeSilent, ProgressStalled, RankExited, Stamped
 from gangrun.core.machine.succession import first_state
 from gangrun.core.model import (
+    Attempt,
     CheckpointRef,
     ErrorReport,
     Evidence,
@@ -24,11 +26,14 @@ from gangrun.core.model import (
     Level,
     NodeFinding,
     Origin,
+    Placement,
     RankExit,
     RankObservation,
     RankStack,
     RunState,
+    Seat,
     Shape,
+    Slot,
 )
 from gangrun.core.nodes.placement import seated
 from gangrun.core.policy import Policy
@@ -363,3 +368,54 @@ def test_a_patch_that_does_not_fit_is_refused() -> None:
         with pytest.raises(RecordError, match="does not fit"):
             wire.advance(plain, (Record(wire.SCHEMA, 1, 1, 0.0, 0.0, "Looking", patch=patch),))
     assert wire.advance(None, (RECORD,)) is None
+
+
+def placed(nodes: Sequence[str], slots_count: int = 1, ranks_count: int = 4) -> Placement:
+    """As many slots on each node, and ranks in each slot."""
+    slots = [Slot(node, index) for node in nodes for index in range(slots_count)]
+    seats = tuple(Seat(slot, k * ranks_count, ranks_count) for k, slot in enumerate(slots))
+    return Placement(seats, len(seats) * ranks_count)
+
+
+MANY = [f"node{number:04}" for number in range(1, 4097)]
+UNEVEN = Placement((Seat(Slot("n1", 0), 0, 2), Seat(Slot("n2", 0), 2, 1)), 3)
+
+
+@pytest.mark.parametrize(
+    ("placement", "nodes"),
+    [
+        (placed(MANY), "node[0001-4096]"),
+        (placed(["n0", "n1"], slots_count=8, ranks_count=1), "n[0-1]"),
+        (placed([*MANY[:9], "node4097", *MANY[10:]]), "node[0001-0009,4097],node[0011-4096]"),
+        (placed(["b", "a,b"]), None),
+        (placed(["n1", "n[2"]), None),
+        (UNEVEN, None),
+        (Placement((), 0), None),
+    ],
+)
+def test_a_placement_is_written_as_a_folded_list_if_that_says_all(placement: Placement, nodes: str | None) -> None:
+    plain = wire.plain_placement(placement)
+    assert plain.get("nodes") == nodes
+    state = replace(RunState("r", Shape(1, 1, 1, 1)), attempt=Attempt(placement=placement))
+    assert wire.state_of(wire.snapshot(state)) == state
+    before = RunState("r", Shape(1, 1, 1, 1))
+    patch = wire.diff(before, state)
+    assert patch["placement"] == plain
+    assert wire.state_of({**wire.snapshot(before), **patch}).attempt.placement == placement
+    action = StartGang(1, placement, None)
+    written = kinds.act(action, 1)
+    assert kinds.action_of(written.kind, written.args) == action
+    assert nodes is None or len(msgspec.json.encode(written)) < 250
+
+
+def test_a_placement_of_an_older_journal_lists_every_seat() -> None:
+    old = {**wire.snapshot(RunState("r", Shape(1, 1, 1, 1))), "placement": wire.builtins(placed(["n1", "n2"]))}
+    assert wire.state_of(old).attempt.placement == placed(["n1", "n2"])
+
+
+def test_nodes_of_a_placement_that_are_no_list_are_told() -> None:
+    damaged = {"nodes": "n[1", "slots": 1, "ranks": 1}
+    with pytest.raises(RecordError, match=r"placement: .*bracket"):
+        wire.state_of({**wire.snapshot(RunState("r", Shape(1, 1, 1, 1))), "placement": damaged})
+    with pytest.raises(RecordError, match="placement: "):
+        kinds.action_of("StartGang", {"attempt": 1, "placement": damaged, "resume": None})

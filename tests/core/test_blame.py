@@ -476,7 +476,7 @@ def test_poor_hardware_that_ranks_fell_on_twice_goes() -> None:
     poor = NodeFinding("n1", "gpu_clock", False, "slow", 9.0, poor=True)
     evidence = Evidence(exits=(fell(signal=11),), findings=(poor,))
     verdict = judge(evidence, suspicion={"n1": 1, "n2": 4}, nodes_count=3)
-    assert (verdict.blamed, blame.on_suspicion_only(verdict)) == (("n1",), ("n1",))
+    assert (verdict.blamed, blame.on_doubt_only(verdict, evidence)) == (("n1",), ("n1",))
     assert verdict.sentence.endswith("n1 was suspected for the 2nd time, so it is blamed")
     assert judge(evidence, suspicion={"n1": 11}, nodes_count=3).sentence.endswith("for the 12th time, so it is blamed")
     assert judge(evidence, suspicion={"n2": 4}, nodes_count=3).blamed == ()
@@ -484,7 +484,8 @@ def test_poor_hardware_that_ranks_fell_on_twice_goes() -> None:
     assert judge(evidence, suspicion={"n1": 4}, nodes_count=2, policy=Policy(can_requeue=True)).blamed == ("n1",)
     assert judge(evidence, suspicion={"n1": 4}, nodes_count=1).blamed == (), "there is no other node"
     hard = NodeFinding("n1", "xid", True, "XID 79", 9.0)
-    assert blame.on_suspicion_only(judge(Evidence(findings=(hard,)), suspicion={"n1": 1})) == ()
+    broken = Evidence(findings=(hard,))
+    assert blame.on_doubt_only(judge(broken, suspicion={"n1": 1}), broken) == ()
 
 
 @pytest.mark.parametrize(

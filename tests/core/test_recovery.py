@@ -51,6 +51,14 @@ def test_a_silent_node_that_nothing_can_replace_is_not_excluded() -> None:
     life.says("n1", "to come back")
 
 
+def test_a_node_that_was_silent_as_the_hardware_of_another_failed_is_not_excluded_if_the_gang_needs_it() -> None:
+    life = Life(3, at_least=2).running()
+    life.on(FindingRaised(fatal("n1")))
+    life.on(NodeLost("n2", 90.0, "its lease is over"))
+    life.stopped()
+    assert list(life.state.health.excluded) == ["n1"]
+
+
 def test_suspicion_alone_takes_no_node_that_the_gang_needs() -> None:
     life = Life(2, policy=Policy(restarts_max_count=9)).running()
     for kind in ("ValueError", "KeyError", "TypeError"):

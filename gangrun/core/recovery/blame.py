@@ -461,6 +461,10 @@ def _nth(number: int) -> str:
     return {1: "1st", 2: "2nd", 3: "3rd"}.get(number, f"{number}th")
 
 
-def on_suspicion_only(verdict: Verdict) -> tuple[str, ...]:
-    """Blamed nodes against which there is nothing but that they fell first before."""
-    return tuple(name for name in verdict.blamed if name in verdict.suspects)
+def on_doubt_only(verdict: Verdict, evidence: Evidence) -> tuple[str, ...]:
+    """Blamed nodes against which there is nothing but that they fell first before, or that they were silent beside
+    another whose hardware failed.
+    """
+    failed = {finding.node for finding in evidence.findings if finding.fatal}
+    silent = evidence.silent.keys() - failed if verdict.cause is Cause.HARDWARE else frozenset[str]()
+    return tuple(name for name in verdict.blamed if name in verdict.suspects or name in silent)

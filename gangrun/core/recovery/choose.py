@@ -140,7 +140,7 @@ def _guilty(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tu
     been asleep, and one against which there is nothing but that ranks fell there first may be as good as any.
     """
     blamed = tuple(name for name in verdict.blamed if not _is_taken(state, name))
-    doubtful = blamed if verdict.cause is Cause.NODE_SILENT else blame.on_suspicion_only(verdict)
+    doubtful = blamed if verdict.cause is Cause.NODE_SILENT else blame.on_doubt_only(verdict, state.attempt.evidence)
     if not doubtful or policy.can_requeue:
         return blamed
     if placement.can_do_without(state, blamed, now):

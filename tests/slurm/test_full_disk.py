@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from datetime import datetime
 from pathlib import Path
@@ -46,12 +47,13 @@ def test_lines_that_one_hosts_disk_refuses_stand_in_the_jobs_output(cluster: Clu
     def numbers() -> list[str]:
         """Of whole lines, on the host's disk and in the output of the job."""
         texts = [cluster.room.run(host, "cat", str(log), check=False).stdout, output.read_text()]
-        lines = [line for text in texts for line in text.splitlines() if line.startswith(f"[{host}:rank1] number ")]
+        of_rank = re.compile(rf"\[{host}:rank1 [\d:]+\] number ")
+        lines = [line for text in texts for line in text.splitlines() if of_rank.match(line)]
         return [line.partition("x")[0].rpartition("number ")[2].strip() for line in lines if line.endswith("x" * 200)]
 
     until(lambda: len(numbers()) >= LINES_COUNT, 20, lambda: f"every line: {len(numbers())}\n{run.told()}")
     assert numbers() == [f"{number:04}" for number in range(LINES_COUNT)], "each once, in order"
-    assert f"[{host}:rank1] number 2999 " in output.read_text()
+    assert "] number 2999 " in output.read_text()
     assert "the disk refuses what ranks print (No space left on device)" in output.read_text()
     (note,) = run.wait("the loss to be known", lambda status: status["notes"])["notes"]
     assert f"is missing in logs/1/{host}.log (" in note

@@ -23,7 +23,7 @@ EXIT_CODES = (
     (str(RUN_FAILED), "The run failed, or a check did."),
     (str(USAGE), "A word or a setting is wrong, or something that you can change was refused."),
     (str(UNKNOWN), "Nobody can tell: a time limit passed, or a file system does not answer."),
-    (str(SCHEDULER), "Slurm refused, or could not be reached."),
+    (str(SCHEDULER), "The scheduler refused, or could not be reached."),
     (str(NO_SUCH_RUN), "There is no such run, or several fit."),
     (str(INTERRUPTED), "The run was cancelled, or Ctrl-C was pressed."),
     (str(TERMINATED), "SIGTERM ended the command."),

@@ -8,8 +8,8 @@ step is read inside. With FSDP a ``.ckpt`` is a directory whose ``meta.pt`` come
 ``fit(ckpt_path="last")`` loads the newest ``last*.ckpt`` by time; if there is none it begins at 0 with a warning only.
 
 Signals: on SIGTERM all ranks agree and leave with 0 after the batch, and save nothing by default. gangrun keeps SIGTERM
-from ranks until it stops them all. In a Slurm job Lightning would requeue the job itself on USR1; under gangrun it
-takes its ranks for torchrun's, and sets no such handler.
+from ranks until it stops them all. In a scheduler's job Lightning would requeue that job itself on USR1; under gangrun
+it takes its ranks for torchrun's, and sets no such handler.
 """
 
 from __future__ import annotations

@@ -695,7 +695,8 @@ class Exclusions:
             self._broken("I9", f"{sorted(here)} are excluded in a verdict that ends the run")
         world = self._world
         may_be_guilty = world.at_fault.union(world.sick, world.rank_failures.undecided, *world.bad_links)
-        innocent = new - may_be_guilty
+        # Whoever is not heard is excluded, though what was cut may be the supervisor's own way.
+        innocent = {name for name in new - may_be_guilty if name not in nodes or not nodes[name].get("lost")}
         if innocent and not self._world.setup.script.behaviours:  # these may stick to a node for two attempts
             self._broken("I9", f"{sorted(innocent)} are excluded, which had no fault of their own")
 

@@ -29,7 +29,7 @@ from gangrun.core.checkpoints.resume import (
 )
 from gangrun.core.checkpoints.retention import CommittedStep, Keep, for_a_rollback, to_prune
 from gangrun.core.model import CheckpointRef, Level, Savers
-from gangrun.core.text import known_step, step_or_none, step_words
+from gangrun.core.text import json_number, known_step, step_or_none, step_words
 
 
 def test_a_save_time_is_told_as_a_time_and_never_as_a_step() -> None:
@@ -433,3 +433,11 @@ def test_failures_shorten_what_is_expected() -> None:
     assert observed_mtbf_s(0, 0) == 24 * HOUR
     assert observed_mtbf_s(24 * HOUR, 3) == 12 * HOUR
     assert observed_mtbf_s(-5, -1) == 24 * HOUR
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(None, None), (2.5, 2.5), (float("nan"), "NaN"), (float("inf"), "Infinity"), (float("-inf"), "-Infinity")],
+)
+def test_a_number_that_json_has_not_is_a_word(value: float | None, told: float | str | None) -> None:
+    assert json_number(value) == told

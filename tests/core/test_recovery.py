@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.core.events import FindingRaised, GangStarted, NodeLost
+from gangrun.core.events import FindingRaised, GangStarted, NodeHeard, NodeLost
 from gangrun.core.model import Exclusion, Failure, Phase
 from gangrun.core.policy import Policy, PolicyError
 from gangrun.core.recovery.choose import judge
@@ -55,6 +55,15 @@ def test_a_node_that_was_silent_as_the_hardware_of_another_failed_is_not_exclude
     life = Life(3, at_least=2).running()
     life.on(FindingRaised(fatal("n1")))
     life.on(NodeLost("n2", 90.0, "its lease is over"))
+    life.stopped()
+    assert list(life.state.health.excluded) == ["n1"]
+
+
+def test_a_node_that_is_heard_again_before_all_ranks_are_gone_is_not_excluded() -> None:
+    life = Life(3, at_least=2).running()
+    life.on(NodeLost("n1", 90.0, "nobody reaches it"))
+    life.on(NodeLost("n2", 90.0, "nobody reaches it"))
+    life.on(NodeHeard("n2"))
     life.stopped()
     assert list(life.state.health.excluded) == ["n1"]
 

@@ -115,6 +115,10 @@ class Box:
             cwd=self.work, env=self.environment, check=check, capture_output=True, text=True, timeout=300, **more,
         )  # fmt: skip
 
+    def outcomes(self) -> list[str]:
+        """How the attempts ended, but for torch's own aborts after a script's last line, once in ten busy runs."""
+        return [one["outcome"] for one in self.status()["attempts"] if one["outcome"] != "teardown"]
+
     def status(self) -> dict[str, Any]:
         """``gangrun status --json`` of the newest run."""
         done = self.gangrun("status", "--json", "--runs-dir", str(self.runs))

@@ -35,6 +35,8 @@ SCRIPT = """
             dist.all_reduce(done, dist.ReduceOp.MIN)
             if step >= 10 and done.item():
                 break
+    sys.stdout.flush()
+    os._exit(0)  # torch may abort as the interpreter ends, under any launcher
 """
 OPTIONS = ("--per-node", "--no-health", "--max-restarts", "3")
 

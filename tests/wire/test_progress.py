@@ -133,3 +133,16 @@ def test_what_is_torn_alien_or_newer_is_nothing() -> None:
     block = encode(SavesTold(2, 1e9, 300.0, "x"))
     for data in (b"", block[:30], b"[]", b"\xff", encode(SavesTold(2, 1e9, 300.0, "x", schema=2)), b'{"attempt": "a"}'):
         assert decode(data) is None
+
+
+def test_who_follows_a_rank_hears_what_is_asked_of_it_and_writes_nothing(path: str) -> None:
+    slot = ProgressPage(path, 3)
+    report(slot._words, 7)
+    follower = progress.FollowerWords(slot._words)
+    assert (follower.ints[progress.W_STEP], follower.ints[progress.W_FIRST_STEP]) == (-1, -1)
+    slot._words.ints[progress.W_SAVE_STEP] = 9
+    assert follower.ints[progress.W_SAVE_STEP] == 9
+    report(follower, 8)
+    assert follower.ints[progress.W_STEP] == 8 and slot.read().step == 7
+    follower.close()
+    slot.close()

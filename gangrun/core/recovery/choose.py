@@ -139,13 +139,21 @@ def _guilty(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tu
     """Whom to leave out. Nodes that may be innocent go only where the gang can do without them: a silent one may have
     been asleep, and one against which there is nothing but that ranks fell there first may be as good as any.
     """
-    blamed = tuple(name for name in verdict.blamed if not _is_taken(state, name))
+    blamed = tuple(name for name in verdict.blamed if not _is_taken(state, name) and not _is_back(state, name))
     doubtful = blamed if verdict.cause is Cause.NODE_SILENT else blame.on_doubt_only(verdict, state.attempt.evidence)
     if not doubtful or policy.can_requeue:
         return blamed
     if placement.can_do_without(state, blamed, now):
         return blamed
     return tuple(name for name in blamed if name not in doubtful)
+
+
+def _is_back(state: RunState, name: str) -> bool:
+    """Was the node silent only, and is the same agent heard again? The way to it was broken, or the supervisor's."""
+    evidence, node = state.attempt.evidence, state.roster.nodes.get(name)
+    broken = any(finding.fatal and finding.node == name for finding in evidence.findings)
+    here = node is not None and not node.lost and node.silent_since is None
+    return here and not broken and name in evidence.silent and name not in evidence.agents_died
 
 
 def _climb(state: RunState, verdict: Verdict, sentence: str, backoff_s: float, now: float, policy: Policy) -> Decision:

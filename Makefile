@@ -120,7 +120,8 @@ system:
 	need cc gcc libc6-dev; \
 	need slurmctld slurm-wlm slurm-wlm-basic-plugins munge; \
 	need munged munge; \
-	need tc iproute2
+	need tc iproute2; \
+	need groff groff
 
 # A python that is too old or without venv is told in words, before anything is half made.
 $(VENV)/bin/python:

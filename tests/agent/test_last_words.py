@@ -245,3 +245,10 @@ def test_behind_a_launcher_the_error_is_its_ranks(files: RankFiles) -> None:
     files.torchelastic_error.write_text('{"message": {"message": "KeyError: 3", "extraInfo": {"py_callstack": ""}}}')
     written = words(files, LAUNCHED.splitlines()).error
     assert written is not None and (written.kind, written.message) == ("KeyError", "3"), "torchrun's own choice"
+
+
+@pytest.mark.parametrize("code", [17, -9])
+def test_a_traceback_that_a_busy_agent_reads_after_the_end_explains_no_end_that_none_explains(
+    files: RankFiles, code: int
+) -> None:
+    assert words(files, CAUSED.splitlines(), ago_s=-0.1, boot=True, code=code).error is None

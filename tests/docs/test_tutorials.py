@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -56,7 +55,6 @@ def test_hugging_face(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed here")
 def test_lightning(tmp_path: Path) -> None:
     told = followed(tmp_path, "lightning")
     assert "trained to step 12" in told and "SUCCEEDED" in told

@@ -265,7 +265,7 @@ def _survived(since: Sequence[tuple[float, str]], ended_at: float, horizon_s: fl
     What follows within ``PAUSE_S`` belongs to its message. After a pause only an epilogue may follow.
     """
     newest = since[0][0]
-    if newest < ended_at - horizon_s:
+    if not horizon_s or newest < ended_at - horizon_s:  # a busy agent may have read them after the end
         return True
     for at, line in since:
         if at - newest > PAUSE_S and not _EPILOGUE.search(line):

@@ -56,6 +56,7 @@ READINGS_COUNT, READING_S, HICCUP_S = 5, 6.0, 7.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 TRACEBACK = "Traceback (most recent call last):\n" + "  a line of some file of torch\n" * 100
 WITHIN_S = 400.0
+THREAD_TOLD_US = 0.1
 
 
 # ---- the supervisor's process ----
@@ -391,6 +392,17 @@ class Bench:
         self.cpu_known_s = (int(words[11]) + int(words[12])) / TICKS_PER_S
         return self.cpu_known_s
 
+    def threads_cpu_s(self) -> dict[str, float]:
+        """Processor seconds of each of the supervisor's threads, by name."""
+        spent: dict[str, float] = {}
+        for stat in Path(f"/proc/{self.supervisor.pid}/task").glob("*/stat"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                name, words = stat.read_text().split("(", 1)[1].rsplit(")", 1)
+                ticks = words.split()
+                name = "loop" if stat.parent.name == str(self.supervisor.pid) else name.replace("python", "router")
+                spent[name] = spent.get(name, 0.0) + (int(ticks[11]) + int(ticks[12])) / TICKS_PER_S
+        return spent
+
     cpu_known_s = memory_known_mb = 0.0
 
     def memory_mb(self) -> float:
@@ -424,7 +436,7 @@ class Bench:
     def training(self) -> None:
         """Share of a core while all train."""
         self.ask("state")
-        shares, rates = [], []
+        shares, rates, spent = [], [], self.threads_cpu_s()
         for _ in range(READINGS_COUNT):
             began, before = time.monotonic(), self.cpu_s()
             time.sleep(READING_S)
@@ -433,7 +445,12 @@ class Bench:
             said = self.ask("state")
             rates.append(sum(one["beats"] for one in said) / took_s)
         wall, cpu = self.turn()
+        beats = statistics.median(rates) * READINGS_COUNT * READING_S
+        parts = {name: 1e6 * (at - spent.get(name, 0.0)) / beats for name, at in self.threads_cpu_s().items()}
+        most = sorted(parts.items(), key=lambda part: -part[1])
+        told = ", ".join(f"{name} {us:.1f}" for name, us in most if us >= THREAD_TOLD_US)
         print(
+            f"training: {sum(parts.values()):.1f} us a heartbeat, by thread: {told}\n"
             f"training: {100 * statistics.median(shares):.0f} % of a core (of {', '.join(f'{s:.2f}' for s in shares)})"
             f" at {statistics.median(rates):.0f} heartbeats a second, longest turn {wall:.2f} s ({cpu:.2f} s)",
             flush=True,

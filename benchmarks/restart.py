@@ -1,7 +1,8 @@
 """kill -9 of a random rank -> first step of the next attempt: gangrun and torchrun in turn, same script, same machine.
 
 torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: without it, it hangs in some rounds on a stale store.
-Run:  python benchmarks/restart.py [--rounds 20] [--ranks 2] [--json FILE]
+Ranks of both train for ``--warm-up`` seconds before the kill: gangrun's standbys have imported their modules by then.
+Run:  python benchmarks/restart.py [--rounds 20] [--ranks 2] [--warm-up 25] [--json FILE]
 """
 
 import argparse
@@ -57,7 +58,7 @@ def command(tool: str, folder: Path, ranks: int) -> list[str]:
     ]
 
 
-def one_round(tool: str, ranks: int, draw: random.Random) -> float:
+def one_round(tool: str, ranks: int, draw: random.Random, warm_up_s: float) -> float:
     """Seconds from the kill to rank 0's first step in the next attempt."""
     with tempfile.TemporaryDirectory(prefix="gangrun-bench-") as name:
         folder = Path(name)
@@ -73,6 +74,7 @@ def one_round(tool: str, ranks: int, draw: random.Random) -> float:
             )
             try:
                 until(lambda: all(len(rows(folder, rank)) > 10 for rank in range(ranks)), f"{tool} start")
+                time.sleep(warm_up_s)
                 victim = rows(folder, draw.randrange(ranks))[-1][3]
                 killed_at = time.monotonic()
                 os.kill(victim, signal.SIGKILL)
@@ -89,20 +91,20 @@ def one_round(tool: str, ranks: int, draw: random.Random) -> float:
                     run.wait()
 
 
-def measure(rounds: int, ranks: int, seed: int = 1) -> dict:
+def measure(rounds: int, ranks: int, seed: int = 1, warm_up_s: float = 25.0) -> dict:
     draw = random.Random(seed)
     times: dict[str, list[float]] = {"gangrun": [], "torchrun": []}
     failed = dict.fromkeys(times, 0)
     for number in range(rounds):
         for tool, taken in times.items():
             try:
-                taken.append(one_round(tool, ranks, draw))
+                taken.append(one_round(tool, ranks, draw, warm_up_s))
             except TimeoutError as error:
                 failed[tool] += 1
                 print(f"round {number}: {error}", file=sys.stderr)
             else:
                 print(f"round {number}: {tool} {taken[-1]:.2f} s", file=sys.stderr, flush=True)
-    result = {"rounds": rounds, "ranks": ranks, "failed": failed}
+    result = {"rounds": rounds, "ranks": ranks, "warm_up_s": warm_up_s, "failed": failed}
     for tool, seconds in times.items():
         result[tool] = (
             {"median_s": statistics.median(seconds), "min_s": min(seconds), "max_s": max(seconds)} if seconds else {}
@@ -125,9 +127,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--warm-up", type=float, default=25.0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    result = measure(args.rounds, args.ranks)
+    result = measure(args.rounds, args.ranks, warm_up_s=args.warm_up)
     print(table(result))
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gangrun.training.environment import resume_info as resume_info
     from gangrun.training.sampler import GlobalBatchSampler as GlobalBatchSampler
     from gangrun.training.state import CheckpointError as CheckpointError
+    from gangrun.training.step import phase as phase
     from gangrun.training.step import step as step
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ _PUBLIC = {
     "LightningCallback": "gangrun.training.integrations.trainers",
     "torchtitan_hook": "gangrun.training.integrations.trainers",
     "Keep": "gangrun.core.checkpoints.retention",
+    "phase": "gangrun.training.step",
     "step": "gangrun.training.step",
     "resume_info": "gangrun.training.environment",
     "ResumePoint": "gangrun.training.environment",
@@ -48,6 +50,7 @@ __all__ = [
     "LightningCallback",
     "ResumePoint",
     "__version__",
+    "phase",
     "resume_info",
     "step",
     "torchtitan_hook",

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from gangrun.core.actions import Action, ChooseResume, EndJob
 from gangrun.core.events import Stamped
-from gangrun.core.model import Inventory, Placement, RankObservation, RunState
+from gangrun.core.model import Inventory, Placement, RankObservation, RunState, StateFigures
 from gangrun.wire.record import Claim, History, Record
 
 
@@ -178,6 +178,9 @@ class Checkpoints(Protocol):
     def look(self, above_step: int) -> None:
         """Look for a newer valid checkpoint; ``CheckpointSeen`` if there is one, else nothing."""
 
+    def figures(self) -> StateFigures | None:
+        """What the newest look found in the framework's own files, if they tell of this attempt. Never blocks."""
+
     def await_save(self) -> None:
         """Ranks are being told to save: what is committed by now is not what they were told for."""
 
@@ -197,6 +200,9 @@ class Jobs(Protocol):
         """A node is silent: see at once which nodes the scheduler took out of this job, and post each, once, as
         ``NodeAbsent``. Never blocks.
         """
+
+    def looked_at(self) -> float:
+        """When the scheduler was asked of this job whose answer came last; what it said of nodes has been told."""
 
     def runs_at(self) -> float:
         """When (``Clock.now``) the scheduler last held this very stay of the job for running, so that nothing had taken

@@ -21,6 +21,7 @@ from gangrun.agent.brain.decide import AgentBrain
 from gangrun.agent.brain.effects import Effect
 from gangrun.agent.brain.line import ClockSkew
 from gangrun.agent.ranks.gang_part import RankGang
+from gangrun.agent.ranks.standby import TEND_EVERY_S
 from gangrun.agent.surroundings import AgentEnd, Health, Net
 from gangrun.node.processes import Askings
 from gangrun.ports import Clock
@@ -76,6 +77,7 @@ class AgentLoop:
         self._health = health
         self._skew = skew
         self._gang = (-1, False)  # as health was told
+        self._tend_at = 0.0
         self._find_term = find_term
         self._check = check
         self._memory = memory
@@ -120,12 +122,17 @@ class AgentLoop:
             if self._skew is not None and isinstance(message, Ack):
                 self._tell_skew(message, self._skew)
             self._perform(self._brain.from_supervisor(message, self._clock.now()))
+        for node in self._net.hosts_answered():
+            self._local(facts.HostAnswered(node))
         for said, route in self._net.from_peers():
             self._perform(self._brain.from_peer(said, self._clock.now(), route))
         now = self._clock.now()
         if now >= self._brain.next_beat_at and self._brain.orders.alive:
             self._local(facts.ReadingsTaken(self._brain.orders.attempt, self._ranks.readings()))
         self._perform(self._brain.tick(now))
+        if now >= self._tend_at:
+            self._tend_at = now + TEND_EVERY_S
+            self._ranks.tend_standbys(self._brain.lease.live(now) and not self._brain.orders.stopping)
         gang = (self._brain.orders.attempt, self._brain.orders.stopping)
         if self._health is not None and gang != self._gang:
             self._gang = gang
@@ -185,6 +192,8 @@ class AgentLoop:
                 self._net.say(effect.message)
             case effects.SendPeer():
                 self._net.say_peer(effect.peer, effect.message, self._clock.now())
+            case effects.Knock():
+                self._net.knock(effect.peer, self._clock.now())
             case effects.ReplyPeer():
                 self._net.reply_peer(effect.route, effect.message)
             case effects.DialTerm():

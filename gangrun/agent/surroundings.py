@@ -49,6 +49,12 @@ class Net(Protocol):
     def say_peer(self, peer: PeerAddress, message: BetweenAgents, now: float) -> None:
         """To another agent; never blocks."""
 
+    def knock(self, peer: PeerAddress, now: float) -> None:
+        """See whether its host answers; never blocks."""
+
+    def hosts_answered(self) -> Sequence[str]:
+        """The nodes whose hosts did since."""
+
     def reply_peer(self, route: bytes, message: BetweenAgents) -> None:
         """Back to whoever spoke; never blocks."""
 

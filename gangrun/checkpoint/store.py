@@ -203,7 +203,7 @@ class CheckpointRoom:
         record = self._record() if request.kind is ResumeKind.AUTO else RequestRecord()
         if journal_best_step <= record.forgotten_best_step:
             journal_best_step = -1
-        if condemned is not None and os.path.dirname(condemned.path) != self.directory:
+        if condemned is not None and condemned.path and os.path.dirname(condemned.path) != self.directory:
             why = f"{shown(condemned.path)} is not in the checkpoint directory, where another could be taken instead"
             return Resume(NothingValid(why), notes=tuple(self._notes))
         request, candidates = self._gather(request, record, sealed, condemned)

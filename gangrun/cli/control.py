@@ -83,6 +83,28 @@ def checkpoint(run: str | None, waits: bool, timeout_s: float | None, as_json: b
     return DONE
 
 
+@click.command("drain")
+@click.argument("run")
+@click.argument("node")
+@click.option("--wait/--no-wait", "waits", default=True, help="Wait until no rank is on the node (default).")
+@click.option("--timeout", "timeout_s", type=TIME, help="Stop waiting after TIME (default never).")
+@json_option
+@runs_dir_option
+def drain(run: str, node: str, waits: bool, timeout_s: float | None, as_json: bool, runs_dir: str | None) -> int:
+    """Move the ranks of RUN off NODE at the next checkpoint, and give it none any more.
+
+    All ranks are asked to save now; a script that cannot save when asked moves at its next checkpoint. A spare node
+    takes the place of NODE, or the run continues with fewer nodes (--min-nodes), or in another job. The node stays
+    excluded from this run for a day.
+    """
+    report = stop.drain(read(find(run, runs_dir, steering=True)), node, timeout_s, waits=waits)
+    if as_json:
+        echo_json(report)
+    else:
+        click.echo(clean(report.message))
+    return DONE
+
+
 @click.command("resume")
 @run_argument
 @click.option(

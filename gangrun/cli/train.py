@@ -109,10 +109,10 @@ def request_of(
     torchrun = {spelled: options[name] for spelled, name in TORCHRUN_ONLY.items() if options[name] is not None}
     for meaning, why in (
         (NEEDLESS, "because it starts and connects the ranks itself"),
-        (LACKED, "having no such thing"),
+        (LACKED, "because it has nothing like it; a torchrun line with --per-node does it"),
     ):
         if names := named(torchrun, TORCHRUN, meaning):
-            click.echo(f"gangrun: gangrun ignores {', '.join(names)}, {why}", err=True)
+            click.echo(f"gangrun: {', '.join(names)} ignored, {why}", err=True)
     words: tuple[str, ...] = options["words"]
     if options["module"] and not words:
         raise UserError("usage", "-m needs a module", f"for example: {ctx.command_path} -m my.trainer")

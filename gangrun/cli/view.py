@@ -15,7 +15,7 @@ from gangrun.display.text import echo_json, log_line
 from gangrun.errors import UserError
 from gangrun.runs.locate import entries_of, find
 from gangrun.runs.snapshot import read
-from gangrun.runs.status import RunList, status_of, statuses_of
+from gangrun.runs.status import RunList, status_of, statuses_of, with_recoveries
 from gangrun.runs.times import wall_now
 
 SHOWN_COUNT = 20
@@ -56,7 +56,7 @@ def status(run: str | None, all_runs: bool, ranks: bool, watch: bool, as_json: b
         watch_run(Follower(paths, curious=True), look_now)
         return 0
     reading = read(paths, timeline=ranks, scheduler=True)
-    found = status_of(reading, wall_now())
+    found = with_recoveries(status_of(reading, wall_now()), reading)
     if ranks:
         from gangrun.runs.failures import rank_statuses
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 Parser = Callable[[object], Any]
 NODE_RANKS_MAX_COUNT = 1024
 GROUP_MAX_COUNT = 128  # nodes that code together: up to twice as many do, and the field has 256 elements
+ON_ANOMALY = ("alert", "checkpoint", "rollback")
 SAVERS = ("checkpointer", "rank0", "all")
 SAVE_SIGNALS = ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "URG")
 _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d)?\s*")
@@ -135,16 +136,19 @@ def shell_lines(value: object) -> tuple[str, ...]:
 
 
 def ranks_per_node(value: object) -> str:
-    """A number from 1 up, or auto, gpu, cpu."""
+    """A number from 1 up, or auto, gpu, cpu; or MIN:MAX, two numbers."""
     asked = str(value).strip().lower()
     if asked in {"auto", "gpu", "cpu"}:
         return asked
-    number = whole(1)(value) if asked.isdecimal() else None
-    if number is None:
-        raise BadValue(f"{value!r} is neither a number of ranks nor one of auto, gpu, cpu")
-    if number > NODE_RANKS_MAX_COUNT:
+    least, colon, most = asked.rpartition(":")
+    if not most.isdecimal() or not (least.isdecimal() or not colon):
+        raise BadValue(f"{value!r} is neither a number of ranks nor MIN:MAX nor one of auto, gpu, cpu")
+    numbers = [whole(1)(number) for number in (least, most) if number]
+    if numbers[-1] > NODE_RANKS_MAX_COUNT:
         raise BadValue(f"{value} is too many: a node has at most {NODE_RANKS_MAX_COUNT} ranks")
-    return str(number)
+    if numbers[0] > numbers[-1]:
+        raise BadValue(f"{value}: MIN is more than MAX")
+    return ":".join(map(str, numbers))
 
 
 def step_pattern(value: object) -> str:
@@ -176,6 +180,16 @@ def savers(value: object) -> Any:
         return Savers(str(value).strip().lower())
     except ValueError:
         raise BadValue(f"{value!r} is not one of {', '.join(SAVERS)}") from None
+
+
+def on_anomaly(value: object) -> Any:
+    """What is done about a bad loss, as ``core.model.OnAnomaly``."""
+    from gangrun.core.model import OnAnomaly  # not for --help
+
+    try:
+        return OnAnomaly(str(value).strip().lower())
+    except ValueError:
+        raise BadValue(f"{value!r} is not one of {', '.join(ON_ANOMALY)}") from None
 
 
 def memory_protection(value: object) -> str:

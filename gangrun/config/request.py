@@ -230,8 +230,9 @@ def ranks_of(asked: str | None, gpus_count: int, cpus_count: int, *, here: bool 
     """How many ranks per node ``--nproc-per-node`` means; not ``here``, 0 GPUs or CPUs mean that nobody knows."""
     if asked is None:
         return gpus_count or 1
-    if asked.isdecimal():
-        return int(asked)
+    most = asked.rpartition(":")[-1]
+    if most.isdecimal():
+        return int(most)
     if count := {"gpu": gpus_count, "cpu": cpus_count, "auto": gpus_count or cpus_count}[asked]:
         return count
     if here:
@@ -293,7 +294,12 @@ def _refuse_unusable(settings: Mapping[str, Value], world: str) -> None:
     named, wrong, hint = settings["checkpoint_dir"].value or directory, "", "give --checkpoint-dir"
     unkept = [settings[name].origin for name in ("memory_limit", "memory_protection", "flush_every")]
     unkept = [where for where in unkept if where.startswith(("--", environment.PREFIX))]  # a file is for other runs too
-    if os.path.exists(directory) and not os.path.isdir(directory):
+    ranks = settings["nproc_per_node"].value or ""
+    if world == "slurm" and (settings["spare_gpus"].value or ":" in ranks):
+        flag = f"--nproc-per-node {ranks}" if ":" in ranks else "--spare-gpus"
+        wrong = f"{flag} is for one machine: under Slurm a node with a broken GPU is left out as a whole"
+        hint = "leave it out; --spares and --min-nodes are for nodes"
+    elif os.path.exists(directory) and not os.path.isdir(directory):
         wrong, hint = (
             f"--checkpoint-dir {named} is not a directory",
             "give the directory that contains the step-N directories",
@@ -397,6 +403,7 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
             **fields_of(settings, "checkpoint"),
         ),
         health=HealthSpec(not settings["no_health"].value, health.bounds, health.off, health.commands),
+        warm=not settings["no_warm"].value,
         log=LogSpec(**fields_of(settings, "log")),
         policy=policy if rest.get("debug_rank") is None else _for_a_person(policy, settings),
         **fields_of(settings, ""),

@@ -37,7 +37,7 @@ TIME = ValueKind(parsers.span_s, "TIME", "s")
 SIZE = ValueKind(parsers.size_bytes, "SIZE", "bytes")
 POSITIVE_TIME = ValueKind(parsers.positive_span_s, "TIME", "s")
 PATTERN = ValueKind(parsers.step_pattern, "REGEX")
-RANKS = ValueKind(parsers.ranks_per_node, "N|auto|gpu|cpu", "ranks", ("auto", "gpu", "cpu"))
+RANKS = ValueKind(parsers.ranks_per_node, "N|MIN:MAX|auto|gpu|cpu", "ranks", ("auto", "gpu", "cpu"))
 RESUME = ValueKind(parsers.resume_request, "auto|none|STEP|PATH", "", ("auto", "none"))
 SIGNAL = ValueKind(parsers.save_signal, "SIG", "", parsers.SAVE_SIGNALS)
 PROTECTION = ValueKind(parsers.memory_protection, "copy|K+M", "", ("copy",))
@@ -88,6 +88,10 @@ class Setting:
 SETTINGS: tuple[Setting, ...] = (
     Setting("nproc_per_node", RANKS, TRAINING, "Ranks per node", told_default="one per GPU, else 1"),
     Setting(
+        "spare_gpus", COUNT, PLACES, "GPUs of this machine that stay free and replace GPUs that break", 0,
+        "spare_slots_count",
+    ),
+    Setting(
         "total_steps", STEPS, TRAINING, "Steps of the whole run; exit code 0 before them is not the end", 0,
         "total_steps", told_default="as the script prints",
     ),
@@ -98,6 +102,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("nodes", NODES, PLACES, "Nodes that hold ranks", 1),
     Setting("min_nodes", NODES, PLACES, "Minimum nodes to continue with after nodes are lost", told_default="all"),
     Setting("local_hosts", SWITCH, PLACES, "Simulate the nodes on this machine, one agent each", False),
+    Setting(
+        "max_jobs", COUNT, RECOVERY, "Slurm jobs that the run may use, the first one included",
+        0, "policy.jobs_max_count", zero="no limit",
+    ),
     Setting(
         "max_restarts", COUNT, RECOVERY, "Restarts allowed for the same cause before progress resets the count",
         3, "policy.restarts_max_count",
@@ -160,6 +168,15 @@ SETTINGS: tuple[Setting, ...] = (
         "poison_times", ValueKind(parsers.whole(2, "one failure proves nothing"), "N", "count"), RECOVERY,
         "Identical failures before falling back to the previous checkpoint", 2, "policy.poison_times_count",
     ),
+    Setting(
+        "on_anomaly", ValueKind(parsers.on_anomaly, "alert|checkpoint|rollback", "", parsers.ON_ANOMALY), RECOVERY,
+        "Action if the loss stays NaN or far too high; checkpoint saves and stops",
+        "alert", "policy.on_anomaly",
+    ),
+    Setting(
+        "skip_batches", COUNT, RECOVERY, "Global batches to leave out around the anomaly after a rollback",
+        0, "policy.skip_batches_count", zero="none",
+    ),
     Setting("runs_dir", DIRECTORY, OUTPUT, "Directory that holds the run directories", RUNS_DIR),
     Setting("profile", NAME, PLACES, "Named group of settings: [profiles.NAME] of a file, or a100, h100 or b200", ""),
     Setting("name", NAME, OUTPUT, "Name of the run", "", told_default="the script's"),
@@ -174,6 +191,10 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("stop_grace", TIME, RECOVERY, "Time between SIGTERM and SIGKILL", 10.0, "policy.stop_grace_s"),
     Setting(
+        "peer_gone_grace", TIME, RECOVERY, "The same once a rank is gone; --stop-grace if the script saves when asked",
+        1.0, "policy.peer_gone_grace_s",
+    ),
+    Setting(
         "checkpoint_grace", TIME, CHECKPOINTS, "Time to save before a stop, for scripts that save when asked",
         60.0, "policy.checkpoint_grace_s",
     ),
@@ -187,7 +208,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("join_within", TIME, RECOVERY, "Time limit for nodes to connect", told_default="60s; in a Slurm job 5m"),
     Setting(
         "silence_after", TIME, RECOVERY, "Suspect a node without a heartbeat for TIME",
-        5.0, "policy.timing.silence_after_s",
+        2.0, "policy.timing.silence_after_s",
     ),
     Setting(
         "fence_after", TIME, RECOVERY, "Kill the ranks of a node that is cut off for TIME",
@@ -203,6 +224,10 @@ SETTINGS: tuple[Setting, ...] = (
         None, "policy.saves_with", told_default="told by the checkpoints",
     ),
     Setting("observe", SWITCH, RECOVERY, "Decide and report, but stop and restart nothing", False, "policy.observe"),
+    Setting(
+        "no_warm", SWITCH, RECOVERY, "Keep no standby processes; after a failure each rank imports all modules again",
+        False,
+    ),
     Setting("no_health", SWITCH, HEALTH, "Do not check hardware before and during the run", False),
     Setting(
         "health", ValueKind(health_table), HEALTH, "Table [health]: limits of the checks", HealthTable(),

@@ -49,6 +49,7 @@ class StartGang:
     attempt: int
     placement: Placement
     resume: CheckpointRef | None
+    skip_batches: tuple[tuple[int, int], ...] = ()  # (after so many batches, so many are left out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class StopGang:
     why: str
     checkpoint_grace_s: float | None = None  # for that checkpoint; None: as the policy says
     settle_s: float = 0.0  # before anything else: ranks that fail at this moment write their own error
+    peer_gone_grace_s: float | None = None  # instead of ``grace_s``, unless the script saves when asked; None: all live
 
 
 @dataclass(frozen=True, slots=True)

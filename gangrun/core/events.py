@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gangrun.core.model import (
+    Anomaly,
+    BrokenSlot,
     CheckpointRef,
     Inventory,
     Met,
@@ -94,7 +96,7 @@ class NodeAbsent:
 @dataclass(frozen=True, slots=True)
 class NodeChecked:
     """Preflight of one node ended. ``tested``: what its devices did, where all that they were put to came out right.
-    ``met``: how it got through to other nodes, if that was asked.
+    ``met``: how it got through to other nodes, if that was asked. ``broken``: the slots that no rank may get.
     """
 
     node: str
@@ -102,6 +104,7 @@ class NodeChecked:
     reason: str = ""
     tested: str = ""
     met: tuple[Met, ...] = ()
+    broken: tuple[BrokenSlot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,23 +176,48 @@ class RankFinished:
     at: float
     step: int = -1  # the last step that it reported
     log_reach: int = -1  # the highest that it may have done, as its lines go; -1: it reported steps, or printed none
+    log_step: int = -1  # the last step that it printed, if it reported none
+    total_steps: int = -1  # of the whole run, as it reported or printed
+    loss: float | str | None = None  # the last that it told; what JSON cannot hold is a word
+    anomalies: tuple[Anomaly, ...] = ()  # of its loss and gradient norm, over the whole attempt
 
 
 @dataclass(frozen=True, slots=True)
 class FirstStepSeen:
-    """The first step that any rank of ``attempt`` reported."""
+    """The first step that any rank of ``attempt`` reported, printed, or wrote into a file of its framework.
 
-    attempt: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressMarked:
-    """The gang got to ``step``; sent at most once per ``progress_mark_every_s``. ``printed``: nobody reported it."""
+    ``printed``: it stood in a line, of ``total_steps`` steps (-1: it names none), and may count from 1 in each attempt.
+    ``written``: a file told it, which may be far behind.
+    """
 
     attempt: int
     step: int
     printed: bool = False
+    total_steps: int = -1
+    written: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressMarked:
+    """The gang got to ``step``; sent at most once per ``progress_mark_every_s``. ``printed``: nobody reported it.
+    ``total_steps``: of the whole run, as ranks or their framework's files tell.
+    """
+
+    attempt: int
+    step: int
+    printed: bool = False
+    total_steps: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class AnomalySeen:
+    """The supervisor's table: the loss or the gradient norm went bad on ``rank`` first, or it lasts by now."""
+
+    attempt: int
+    rank: int
+    node: str
+    anomaly: Anomaly
+    ranks_count: int = 1  # that report it
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +301,15 @@ class SaveAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """``gangrun drain``: the ranks of a node move off it, and it gets none any more. ``key`` names the order."""
+
+    node: str
+    by: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class CancelRequested:
     """Someone asked for the end: Ctrl-C in ``run``, ``gangrun cancel``, scancel."""
 
@@ -284,11 +321,13 @@ class Notice:
     """The scheduler gives time before it takes the nodes. REQUEUE: the same job comes back by itself.
 
     ``asking``: an agent was told to end, and the scheduler is being asked why; what it answers is the notice.
+    ``save_s``: what a save takes, as far as the run has measured it; 0: not known.
     """
 
     kind: NoticeKind
     grace_s: float
     asking: bool = False
+    save_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +424,7 @@ Event = (
     | RankFinished
     | FirstStepSeen
     | ProgressMarked
+    | AnomalySeen
     | ProgressStalled
     | StacksTaken
     | GangStopped
@@ -393,6 +433,7 @@ Event = (
     | StepBrought
     | FlushDue
     | SaveRequested
+    | DrainRequested
     | SaveAnswered
     | CancelRequested
     | Notice

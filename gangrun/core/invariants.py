@@ -92,7 +92,8 @@ def _exclusions(previous: RunState, current: RunState, policy: Policy) -> Iterat
     now = current.updated_at
     if not set(current.health.excluded) - set(previous.health.excluded):
         return
-    since = [entry.since for entry in standing.active(current.health.excluded, now).values()]
+    out = standing.active(current.health.excluded, now).values()
+    since = [entry.since for entry in out if not entry.drained_by]
     recent = sum(at > now - quarantine.HOUR_S for at in since)
     cap = quarantine.cap_count(len(current.roster.nodes), policy)
     if recent > cap:
@@ -109,6 +110,10 @@ def _starting(previous: RunState, current: RunState) -> Iterator[str]:
     if current.attempt.placement is None:
         yield f"I9: attempt {current.attempt.number} is being launched without a placement"
         return
+    for seat in current.attempt.placement.seats:
+        node = current.roster.nodes.get(seat.slot.node)
+        if node is not None and any(one.index == seat.slot.index for one in node.broken_slots):
+            yield f"I9: attempt {current.attempt.number} is being launched on slot {seat.slot.index}, which is broken"
     excluded = standing.active(current.health.excluded, current.updated_at)
     for name in current.attempt.placement.nodes:
         node = current.roster.nodes.get(name)

@@ -91,6 +91,8 @@ class Cause(Enum):
     PORT = "port"  # it is in use
     TEARDOWN = "teardown"  # a crash of the interpreter as it ended
     KILLED = "killed"  # by a signal from outside
+    NUMERICAL = "numerical"  # the loss is not finite or blew up
+    DATA = "data"  # the same, at the same batches again
 
 
 class Cure(Enum):
@@ -105,6 +107,14 @@ class Cure(Enum):
     MOVE = "move the rank to another node"
     VICTIM = "look for the rank that others lost"
     MEET = "look for the rank that others lost; if none is found, test the network between the nodes"
+
+
+class OnAnomaly(str, Enum):
+    """What is done about a loss that is not finite or blew up, and stays so."""
+
+    ALERT = "alert"
+    CHECKPOINT = "checkpoint"
+    ROLLBACK = "rollback"
 
 
 class Level(Enum):
@@ -156,11 +166,25 @@ class RankExit:
     shown: tuple[str, ...] = ()  # the rows that lines of its stderr matched, in the table's order
     log_step: int = -1  # the highest that it printed, if it reported none
     log_reach: int = -1  # the highest that it may have done unseen, as its lines go: they may not tell each step
+    total_steps: int = -1  # of the whole run, as it reported or printed
+    loss: float | str | None = None  # the last that it told; what JSON cannot hold is a word
+    script_ended: bool = False  # Python had run the script to its end, and all that was to follow it
+    anomalies: tuple[Anomaly, ...] = ()  # of its loss and gradient norm, over the whole attempt
+    memory: str = ""  # if the kernel killed it for memory: which rank of the node held how much, in words
 
     @property
     def fell_at(self) -> float:
         """When it failed, as far as is known: destructors may keep a process long after its error."""
         return self.written_at or self.at
+
+
+@dataclass(frozen=True, slots=True)
+class StateFigures:
+    """What a framework's own file tells of the training; -1 or None: not that."""
+
+    step: int
+    total_steps: int = -1
+    loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +196,20 @@ class RankObservation:
     state: str  # /proc state letter: R S D T Z ...
     step: int  # -1: the script does not report steps
     cpu_rate: float  # CPU seconds per second, lately
+    place: str = ""  # where its main thread stands, if it has a sampler
+    sign: str = ""  # by which the others wait for this rank; "" if they do not, or nobody knows
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """What one rank does in one process group, by torch's flight recorder: the first collective that is not done."""
+
+    group: str
+    seq: int
+    op: str  # nccl:all_reduce
+    sizes: str
+    newest_seq: int  # that this rank has entered; NCCL runs behind the host
+    is_open: bool  # False: it is done, and the rank has entered no other
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +220,53 @@ class RankStack:
     node: str
     frame: str
     path: str  # file with the whole dump; "" when none could be taken
+    collectives: tuple[Collective, ...] = ()  # of its newest groups, if the flight recorder was read
+
+
+class AnomalyKind(Enum):
+    """What is wrong with the numbers that the training reports; the values are what ``status --json`` says."""
+
+    NOT_FINITE = "not finite"
+    BLOW_UP = "blow-up"
+    GRADIENT = "gradient"
+    FLAT = "flat"
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """One stretch of bad reports of one rank in one attempt; see ``recovery.loss_rules``."""
+
+    kind: AnomalyKind
+    since_step: int  # of the first bad report
+    step: int  # of the newest
+    count: int  # of bad reports
+    what: str  # "loss" or "gradient norm"
+    value: str  # of the newest bad report: NaN is no number that JSON has
+    usual: str = ""  # what it was before, in words
+    lasting: bool = False  # it did not pass: reason enough to act
+
+
+@dataclass(frozen=True, slots=True)
+class SeenAnomaly:
+    """An anomaly, where it was seen first, and what became of it."""
+
+    attempt: int
+    rank: int
+    node: str
+    anomaly: Anomaly
+    at: float
+    rolled_back: bool = False  # all ranks went back to a checkpoint from before it
+    skipped_count: int = 0  # and so many global batches were left out
+
+
+@dataclass(frozen=True, slots=True)
+class AnomalyStop:
+    """All ranks are stopped for an anomaly that began at ``since_step``."""
+
+    since_step: int
+    sentence: str
+    is_final: bool  # the run ends; else it goes back to a checkpoint from before it
+    is_data: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +350,7 @@ class NodeFinding:
     shows_reset: bool = False  # its sign stays until the device is reset: once that is gone, it was
     boot_id: str = ""  # of the node as this was heard, where only another boot counts as a cure
     report: DriverReport | None = None
+    slot: int = -1  # the one slot of the node that it is about; -1: it is about the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +365,7 @@ class Evidence:
     start_failed: tuple[str, str] | None = None  # (node or "", why)
     started_over: tuple[int, int] | None = None  # (first step seen, resumed step)
     shown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # row -> two nodes at most of ranks we stopped
+    anomaly: AnomalyStop | None = None
     unfinished: str = ""  # all ranks ended with 0: why that is not the end of the run
 
 
@@ -347,6 +434,12 @@ class Shape:
     nodes_min_count: int
     slots_per_node: int  # local box: one per rank; under a scheduler: 1
     ranks_per_slot: int
+    slots_min_per_node: int = 0  # so many are enough if slots break; 0: all of them are needed
+
+    @property
+    def slots_needed(self) -> int:
+        """How many slots a node must have to be used."""
+        return self.slots_min_per_node or self.slots_per_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +461,15 @@ class Inventory:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokenSlot:
+    """A slot that no rank gets as long as its node does not boot: its number, its name for people, and why."""
+
+    index: int
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """One host of the job, as the supervisor knows it."""
 
@@ -386,6 +488,13 @@ class Node:
     tested: str = ""  # what they did when they were put to work last, where all came out right
     taken: str = ""  # how the scheduler took it out of this job, if it did
     addresses: tuple[str, ...] = ()  # of its interfaces: error texts name them
+    broken_slots: tuple[BrokenSlot, ...] = ()
+
+    @property
+    def whole_slots(self) -> tuple[int, ...]:
+        """The slots that ranks may get, ascending."""
+        broken = {one.index for one in self.broken_slots}
+        return tuple(index for index in range(self.slots_count) if index not in broken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,6 +512,7 @@ class Verdict:
     rank: int = -1  # the one that fell first, if it may be its node's fault or its own
     moves: bool = False  # that rank goes to another node, to tell the two apart
     cleared: tuple[str, ...] = ()  # nodes that are innocent after all
+    broken_rank: int = -1  # the slot of this rank is blamed instead of its node, which can do without it
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,6 +538,7 @@ class Exclusion:
     returns_count: int = 0  # so often it was taken back before its time was up, after another boot
     seen_at: float = 0.0  # when it was last seen in the boot that was bad, in a later job; 0: not since
     shows_reset: bool = False  # clean checks in the same boot are a cure, too: they would still see what was wrong
+    drained_by: str = ""  # the person who wants the node left; no cap counts it
 
 
 @dataclass(frozen=True, slots=True)
@@ -539,6 +650,10 @@ class Attempt:
     stopped: Ranks = field(default_factory=Ranks)  # that we stopped, and that said what they had written
     step: int = -1  # highest step seen in it
     reach: int = -1  # highest step that ranks which ended with 0 may have done, as their lines go
+    crashed_count: int = 0  # of the finished, whose processes crashed after the script's end
+    total_steps: int = -1  # of the whole run, as ranks that ended told
+    loss: float | str | None = None  # the last that the lowest rank told which ended ...
+    loss_rank: int = -1  # ... this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -630,6 +745,7 @@ class Ending:
     cancelled_by: str = ""
     leaving: bool = False  # the run goes on in another job: all that is left for this one is to end
     gone_at: float | None = None  # the scheduler takes the nodes away then
+    measured_save_s: float = 0.0  # what a save takes, as it was known when that was told; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -665,6 +781,7 @@ class RunState:
     tries_count: int = 0  # repeated waits for one and the same thing (storage, a stop, a submission)
     store_stalled_since: float | None = None
     marks: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # node -> (incarnation, newest seq)
+    anomalies: tuple[SeenAnomaly, ...] = ()  # of the training's numbers, oldest first
 
 
 class Outcome(Enum):

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 EXPANSION_MAX_COUNT = 100_000  # a typo such as n[1-999999999] must not eat the memory
@@ -47,6 +47,26 @@ def fold(names: Iterable[str]) -> str:
             groups.setdefault((head, tail), []).append(number)
     folded = [_folded(head, numbers, tail) for (head, tail), numbers in groups.items()]
     return ",".join(natural_sort([*folded, *plain]))
+
+
+def fold_in_order(names: Sequence[str]) -> tuple[str, ...] | None:
+    """Folded lists that unfold to these names in this order, each for names in natural order.
+
+    None if they would unfold to others, as of a name that has a comma.
+    """
+    parts: list[list[str]] = []
+    last = natural_key("")
+    for name in names:
+        key = natural_key(name)
+        if not parts or key < last:
+            parts.append([])
+        parts[-1].append(name)
+        last = key
+    lists = tuple(map(fold, parts))
+    try:
+        return lists if unfold(",".join(lists)) == tuple(names) else None
+    except NodesetError:
+        return None
 
 
 @lru_cache(maxsize=1 << 16)

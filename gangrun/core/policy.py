@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gangrun.core.model import Savers
+from gangrun.core.model import OnAnomaly, Savers
 
 SETTLE_MAX_S = 10.0
 
@@ -22,10 +22,10 @@ class Timing:
     """Beats, leases and takeover; the letters are those of ``docs/protocol.md``."""
 
     beat_every_s: float = 1.0  # b
-    silence_after_s: float = 5.0  # S
+    silence_after_s: float = 2.0  # S
     fence_after_s: float = 30.0  # L
-    takeover_after_s: float = 5.0  # T
-    leader_lease_s: float = 3.0  # D
+    takeover_after_s: float = 3.0  # T
+    leader_lease_s: float = 2.75  # D: a heartbeat proves a word of ours that is up to two beats old
     kill_within_s: float = 1.0  # K
     warden_wake_s: float = 0.25  # P
     drift: float = 0.01  # rho
@@ -47,6 +47,9 @@ class HangPolicy:
     idle_cpu_rate: float = 0.05
 
 
+MEASURED_FACTOR = 2.0  # the last save of a job may take longer than those before: all runs that end then save too
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """All knobs of one run."""
@@ -54,6 +57,7 @@ class Policy:
     timing: Timing = Timing()
     hang: HangPolicy = HangPolicy()
     restarts_max_count: int = 3  # per cause, since the last progress
+    jobs_max_count: int = 0  # that the run may have, the first one included; 0: as many as it takes
     backoff_first_s: float = 2.0
     backoff_max_s: float = 300.0
     join_within_s: float = 60.0
@@ -65,9 +69,10 @@ class Policy:
     choose_within_s: float = 1800.0
     settle_s: float = 0.3  # once a rank fails, before the others get SIGTERM; 0: none
     stop_grace_s: float = 10.0
+    peer_gone_grace_s: float = 1.0  # the same once a rank of the gang is gone: the others wait in vain for it
     stop_within_s: float = 60.0
     checkpoint_grace_s: float = 60.0
-    save_lead_s: float | None = None  # so long before a time limit ranks are told to save; None: checkpoint_grace_s
+    save_lead_s: float | None = None  # so long before a time limit ranks are told to save; None: ``save_within_s``
     finish_grace_s: float = 30.0  # one rank ended with 0, the others have this long
     stacks_within_s: float = 10.0
     waiting_max_s: float = 3600.0
@@ -81,6 +86,8 @@ class Policy:
     total_steps: int = 0  # that the training has; 0: nobody said
     poison_after_steps: int = 10  # so soon after loading it a failure may be the checkpoint's; 0: never
     poison_times_count: int = 2  # the same failure, so often, before it is set aside
+    on_anomaly: OnAnomaly = OnAnomaly.ALERT  # a loss that is not finite or blew up, and stays so
+    skip_batches_count: int = 0  # global batches that are left out after a rollback
     replica_ranks_count: int = 0  # consecutive ranks that can complete a step without all others; 0: the whole gang
     saves_with: Savers | None = None  # who writes checkpoints; None: told by their format
     can_requeue: bool = False  # is there a scheduler behind us
@@ -91,10 +98,13 @@ class Policy:
         """Refuse a policy under which the promises do not hold."""
         check(self)
 
-    @property
-    def lead_s(self) -> float:
+    def save_within_s(self, measured_s: float = 0.0) -> float:
+        """How long a save before a stop may take, if saves took ``measured_s`` lately; 0: nobody has measured any."""
+        return max(self.checkpoint_grace_s, MEASURED_FACTOR * measured_s)
+
+    def lead_s(self, measured_s: float = 0.0) -> float:
         """How long before a known end saving begins; the stop itself comes after it."""
-        return self.checkpoint_grace_s if self.save_lead_s is None else self.save_lead_s
+        return self.save_within_s(measured_s) if self.save_lead_s is None else self.save_lead_s
 
 
 def check(policy: Policy) -> None:
@@ -135,13 +145,21 @@ def check(policy: Policy) -> None:
         raise PolicyError(
             f"settle_s = {policy.settle_s} must be from 0 (off) to {SETTLE_MAX_S:g}: each restart waits for it"
         )
+    if not policy.peer_gone_grace_s >= 0:
+        raise PolicyError(f"peer_gone_grace_s = {policy.peer_gone_grace_s} must not be negative")
     if policy.poison_after_steps < 0:
         raise PolicyError(f"poison_after_steps = {policy.poison_after_steps} must not be negative (0 turns it off)")
     if policy.poison_times_count < 2:
         raise PolicyError(f"poison_times_count = {policy.poison_times_count} must be at least 2: once proves nothing")
+    if policy.skip_batches_count < 0:
+        raise PolicyError(f"skip_batches_count = {policy.skip_batches_count} must not be negative (0: none)")
+    if policy.skip_batches_count and policy.on_anomaly is not OnAnomaly.ROLLBACK:
+        raise PolicyError(f"skip_batches_count = {policy.skip_batches_count} needs on_anomaly rollback")
     if policy.replica_ranks_count < 0:
         raise PolicyError(
             f"replica_ranks_count = {policy.replica_ranks_count} must not be negative (0: the whole gang)"
         )
+    if policy.jobs_max_count < 0:
+        raise PolicyError(f"jobs_max_count = {policy.jobs_max_count} must not be negative (0: no limit)")
     if policy.restarts_max_count < 0:
         raise PolicyError(f"restarts_max_count = {policy.restarts_max_count} must not be negative")

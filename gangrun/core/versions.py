@@ -4,14 +4,15 @@ Theory of operation. A state never changes, so each event makes a new one, and w
 per event costs the square of their number, in time and in memory. A ``Table`` hands its dict to its successor instead.
 It keeps what was there before the one change, and makes a copy of its own if somebody reads it again. So the newest
 version is as fast as a dict, older ones are small, and what changed between two neighbours is known (``changed``).
-One thread makes the versions of one table and reads them.
+How many entries pass a test is asked after each change too: the newest version knows it without a look at all of them
+(``count``). One thread makes the versions of one table and reads them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from collections.abc import Set as AbstractSet
 from itertools import chain, compress
 from operator import ne
@@ -24,11 +25,12 @@ ABSENT: Any = object()
 class Table(Mapping[str, V]):
     """An immutable mapping whose successor costs no copy."""
 
-    __slots__ = ("held", "key", "later", "was")
+    __slots__ = ("counts", "held", "key", "later", "was")
 
     def __init__(self, entries: Mapping[str, V]) -> None:
         """A version without a predecessor; it copies the entries."""
         self.held: dict[str, V] | None = dict(entries)
+        self.counts: dict[Callable[[V], bool], int] = {}
         self.later: Table[V] | None = None
         self.key = ""
         self.was: V = ABSENT
@@ -37,10 +39,20 @@ class Table(Mapping[str, V]):
         """The next version, with one entry added or replaced."""
         held = self._entries()
         newer: Table[V] = Table.__new__(Table)
+        was = held.get(key, ABSENT)
         newer.held, newer.later, newer.key, newer.was = held, None, "", ABSENT
-        self.held, self.later, self.key, self.was = None, newer, key, held.get(key, ABSENT)
+        newer.counts, self.counts = self.counts, {}
+        for test, count in newer.counts.items():
+            newer.counts[test] = count + test(value) - (was is not ABSENT and test(was))
+        self.held, self.later, self.key, self.was = None, newer, key, was
         held[key] = value
         return newer
+
+    def count(self, test: Callable[[V], bool]) -> int:
+        """How many entries pass a pure function of one entry; later versions go on from here."""
+        if test not in self.counts:
+            self.counts[test] = sum(map(test, self._entries().values()))
+        return self.counts[test]
 
     def changed_in(self, newer: Mapping[str, V]) -> dict[str, V] | None:
         """What was there (``ABSENT`` if nothing) before each change up to a later version; None if it is not one."""
@@ -106,6 +118,11 @@ def with_entries(table: Mapping[str, V], changed: Mapping[str, V]) -> Mapping[st
     for key, value in changed.items():
         newer = newer.changed_to(key, value)
     return newer
+
+
+def count(table: Mapping[str, V], test: Callable[[V], bool]) -> int:
+    """How many entries pass the test, a named function; a ``Table`` remembers it."""
+    return table.count(test) if isinstance(table, Table) else sum(map(test, table.values()))
 
 
 class Ranks(AbstractSet[int]):

@@ -63,6 +63,7 @@ def seen(event: ev.Event, at: float) -> str:
             | ev.ResumeRequested()
             | ev.CancelRequested()
             | ev.SaveRequested()
+            | ev.DrainRequested()
         ):
             return _of_people_and_processes(event)
         case ev.NodeSilent() | ev.NodeLost() | ev.NodeHeard() | ev.NodeAbsent() | ev.NodeChecked() | ev.FindingRaised():
@@ -81,6 +82,8 @@ def seen(event: ev.Event, at: float) -> str:
             return _of_ranks(event)
         case ev.FirstStepSeen() | ev.ProgressMarked() | ev.ProgressStalled() | ev.StacksTaken():
             return _of_progress(event)
+        case ev.AnomalySeen(anomaly=found):
+            return f"rank {event.rank} on {event.node} reported a {found.what} of {found.value} at step {found.step}"
         case ev.Notice() | ev.ActDone() | ev.ActFailed() | ev.ActUnknown():
             return _of_the_scheduler(event)
         case ev.DeadlinePassed(name=name):
@@ -97,7 +100,8 @@ def _of_people_and_processes(
     | ev.TermTaken
     | ev.ResumeRequested
     | ev.CancelRequested
-    | ev.SaveRequested,
+    | ev.SaveRequested
+    | ev.DrainRequested,
 ) -> str:
     match event:
         case ev.AgentJoined():
@@ -115,6 +119,8 @@ def _of_people_and_processes(
             return f"{event.by} cancelled the run"
         case ev.SaveRequested():
             return f"{event.by} asked for a checkpoint"
+        case ev.DrainRequested():
+            return f"{event.by} drains {event.node}"
 
 
 def _inventories(inventories: Iterable[Inventory]) -> str:
@@ -247,11 +253,14 @@ def done(action: act.Action) -> str:
         case act.ChooseResume():
             known = f", known best: {step_words(action.best_step)}" if action.best_step >= 0 else ""
             back = f"put back {listed(action.put_back)} and " if action.put_back else ""
-            without = f" without {step_words(action.condemned.step)}" if action.condemned else ""
+            later = " and later" if action.condemned and not action.condemned.signature else ""
+            without = f" without {step_words(action.condemned.step)}{later}" if action.condemned else ""
             return f"{back}looked for the checkpoint to resume from ({action.request}{known}){without}"
         case act.StartGang(placement=placed, resume=resume):
             origin = f"from {step_words(resume.step)}" if resume else "from the beginning"
-            return f"started {counted(placed.world_size, 'rank')} on {fold(placed.nodes)} {origin}"
+            left_out = sum(count for _, count in action.skip_batches)
+            without = f", without {left_out} global batches" if left_out else ""
+            return f"started {counted(placed.world_size, 'rank')} on {fold(placed.nodes)} {origin}{without}"
         case act.StopGang():
             save = ", a checkpoint first if the script can" if action.checkpoint_first else ""
             return f"stopped all ranks ({action.grace_s:g} s grace{save})"

@@ -10,13 +10,13 @@ from gangrun.core.events import ResumeChosen
 from gangrun.core.nodeset import NodesetError, fold
 from gangrun.core.text import counted, step_words
 from gangrun.display import event_words
-from gangrun.display.status_page import PageFormat, excluded_lines, failure_words
+from gangrun.display.status_page import PageFormat, excluded_lines, failure_words, recovery_lines
 from gangrun.display.text import block, clean, log_line, phase_word, styled, wrapped
 from gangrun.display.times import clock_words, date_words, span_words
 from gangrun.runs.failures import AttemptFailure, SameEnd
 from gangrun.runs.saves import SavesStatus
 from gangrun.runs.snapshot import RunSnapshot
-from gangrun.runs.status import SCHEMA, AttemptStatus, ExcludedNode, status_of
+from gangrun.runs.status import SCHEMA, AttemptStatus, ExcludedNode, RecoveryStatus, recovery_statuses, status_of
 from gangrun.runs.timeline import JobStay, Meanwhile, TimelineEntry, job_stays, timeline_of
 from gangrun.wire.kinds import action_of
 from gangrun.wire.record import Act, RecordError
@@ -66,6 +66,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     saves: SavesStatus | None
     notes: tuple[str, ...]
     jobs: tuple[JobStay, ...]
+    recoveries: tuple[RecoveryStatus, ...]
     story: tuple[ExplainedRecord, ...]
 
 
@@ -79,7 +80,8 @@ def explained(run: RunSnapshot, now: float, *, everything: bool = False) -> Expl
     return Explanation(
         run=status.run, name=status.name, state=status.state, reason=status.reason, failure=status.failure,
         attempts=status.attempts, abandoned=status.abandoned, excluded=status.excluded, saves=status.saves,
-        notes=status.notes, jobs=jobs, story=tuple(_decision(entry) for entry in entries),
+        notes=status.notes, jobs=jobs, recoveries=recovery_statuses(run),
+        story=tuple(_decision(entry) for entry in entries),
     )  # fmt: skip
 
 
@@ -151,6 +153,8 @@ def page(told: Explanation, look: PageFormat, *, everything: bool = False) -> li
     if told.jobs:
         lines += _jobs(told.jobs, look)
         lines += ["", *excluded_lines(told.excluded, look)] if told.excluded else []
+    if told.recoveries:
+        lines += ["", styled("recoveries", "bold", look.color), *recovery_lines(told.recoveries, look)]
     if not told.story:
         lines += ["", "  no decision yet"]
     attempts = {one.number: one for one in told.attempts}

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from gangrun.core.events import RankExited
-from gangrun.core.model import TERMINAL, Phase, RunState
+from gangrun.core.model import TERMINAL, After, Phase, RunState
 from gangrun.core.text import counted, step_or_none
 from gangrun.display.status_page import PageFormat, page
 from gangrun.display.text import clean, let_go, log_line, number_words, packed, rate_words, width
@@ -57,7 +57,6 @@ GONE_AFTER_S = 10.0  # a run directory that cannot be found for so long was remo
 QUIET = frozenset(
     {
         "ProgressMarked",
-        "FirstStepSeen",
         "NodeChecked",
         "AgentJoined",
         "AttemptSealed",
@@ -186,6 +185,8 @@ class LiveView:
             return
         if record.kind in QUIET and not ended and not _of_tests(record):
             return
+        if record.patch.get("after") == After.SUCCEED.value and not ended:
+            return  # the end says the same, and is told below the last output
         if ended:
             self._end = record  # told below the last output of the ranks
         elif record.was != record.phase or "reason" in record.patch:
@@ -368,11 +369,13 @@ def _training_words(state: RunState, live: Mapping[str, Any]) -> list[str]:
     if live.get("attempt", state.attempt.number) != state.attempt.number:
         live = {}
     step = next((one for one in (live.get("step"), live.get("log_step")) if isinstance(one, int) and one >= 0), None)
-    step = state.attempt.step if step is None and state.attempt.step >= 0 else step
-    figures, parts = figures_of(live, step), []
+    runs = state.phase is Phase.RUNNING
+    known = state.attempt.step if state.attempt.step >= 0 or runs else state.checkpoints.logged_step
+    step = max(known, -1 if step is None else step)
+    step = step if step >= 0 else None
+    figures, parts = figures_of(live, step, state.attempt, ended=not runs), []
     if step is not None:
         parts.append(f"step {step}" + ("" if figures.total_steps is None else f"/{figures.total_steps}"))
-    runs = state.phase is Phase.RUNNING
     if runs and figures.steps_per_s is not None:
         parts.append(rate_words(figures.steps_per_s, "step"))
     if figures.loss is not None:

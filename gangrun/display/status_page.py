@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 
+import msgspec
+
 from gangrun.config import environment
 from gangrun.core.nodeset import fold
+from gangrun.core.text import counted
 from gangrun.display.text import (
     clean,
     number_words,
@@ -32,6 +35,7 @@ from gangrun.runs.status import (
     ExcludedNode,
     JobStatus,
     MemoryProtection,
+    RecoveryStatus,
     Status,
     UnreadableRun,
 )
@@ -40,6 +44,12 @@ from gangrun.runs.times import wall_now
 LABEL_CHARS = 12
 ATTEMPTS_SHOWN_COUNT = 6
 EXCLUDED_SHOWN_COUNT = 8
+RECOVERIES_SHOWN_COUNT = 3
+SPAN_SHOWN_S = 0.005
+RUNG_WORDS = {
+    "restart": "restart in place", "move": "ranks changed places", "swap": "other nodes", "shrink": "fewer ranks",
+    "grow": "more ranks", "requeue": "another job", "end": "the run ended",
+}  # fmt: skip
 QUIET_AFTER_S = 15.0  # the supervisor writes every 5 s: three times without is worth a word
 WHERE_CHARS = 32
 FAR_OFF_S = 30 * 86400.0  # a job without a limit ends in a year, as Slurm tells it
@@ -72,6 +82,11 @@ def page(status: Status, look: PageFormat) -> list[str]:
         lines += wrapped(text, look.columns, first, " " * len(first))
     lines += excluded_lines(status.excluded, look)
     lines += _attempts(status, look)
+    if status.recoveries:
+        older = len(status.recoveries) - RECOVERIES_SHOWN_COUNT
+        lines += ["", styled("  recoveries", "dim", look.color)]
+        lines += recovery_lines(status.recoveries[-RECOVERIES_SHOWN_COUNT:], look)
+        lines += [f"  and {older} before (gangrun explain has all)"] if older > 0 else []
     if status.ranks is not None:
         rows = [
             (str(one.rank), clean(one.node), str(one.pid or "-"), "-" if one.step is None else str(one.step), one.state)
@@ -100,6 +115,8 @@ def _warnings(status: Status, look: PageFormat) -> list[str]:
         told.append(f"the supervisor has written nothing for {span_words(silent_s)}")
     if status.warning:
         told.append(clean(status.warning))
+    newest = status.attempts[-1].number if status.attempts else -1
+    told += [clean(one.words) for one in status.anomalies if one.attempt == newest]
     if words := failure_words(status.saves, look.now):
         told.append(words)
     if (scheduler := status.scheduler) and scheduler.silent:
@@ -162,12 +179,16 @@ def _facts(status: Status, look: PageFormat) -> list[tuple[str, str]]:
     return facts
 
 
+_PHASES = {"eval": ", evaluating", "checkpoint": ", saving", "startup": ", starting up"}
+
+
 def _step(status: Status) -> str:
     newest = status.log_step if status.step is None else status.step
     if newest is None:
         return "none seen yet"
     told = f"{newest}" + ("" if status.total_steps is None else f" of {status.total_steps}")
     told += " (from the log)" if status.step is None else ""
+    told += _PHASES.get(status.phase or "", "")
     if status.exit_code is None and status.steps_per_s is not None:
         told += f", {rate_words(status.steps_per_s, 'step')}"
     return told + ("" if status.eta_s is None else f", done in {span_words(status.eta_s)}")
@@ -257,6 +278,40 @@ def excluded_lines(excluded: Sequence[ExcludedNode], look: PageFormat) -> list[s
     if len(excluded) > EXCLUDED_SHOWN_COUNT:
         lines.append(f"  {' ' * LABEL_CHARS}and {len(excluded) - EXCLUDED_SHOWN_COUNT} more (--json has all)")
     return lines
+
+
+def recovery_lines(recoveries: Sequence[RecoveryStatus], look: PageFormat) -> list[str]:
+    """Each recovery: between which attempts, by what, how long by part, and what was lost."""
+    lines = []
+    for one in recoveries:
+        after = "?" if one.next_attempt is None else str(one.next_attempt)
+        between = f"attempt {one.attempt}" if one.rung == "end" else f"attempt {one.attempt} → {after}"
+        first = f"  {between.ljust(LABEL_CHARS + 3)}"
+        lines += wrapped(clean(_recovery_words(one)), look.columns, first, " " * len(first))
+    return lines
+
+
+def _recovery_words(one: RecoveryStatus) -> str:
+    """``restart in place, 0.66 s (noticed 0.02 s, stopped 0.40 s, ...); 3 steps and 9.3 GPU-seconds lost``."""
+    spans = msgspec.structs.asdict(one.parts)
+    parts = [
+        f"{name.removesuffix('_s').replace('_', ' ')} {_exact_words(span)}"
+        for name, span in spans.items()
+        if span >= SPAN_SHOWN_S
+    ]
+    means = "not over yet" if one.rung is None else RUNG_WORDS.get(one.rung, one.rung)
+    told = f"{means}, {_exact_words(one.whole_s)}"
+    lost = [] if one.lost_steps is None else [counted(one.lost_steps, "step")]
+    lost += [] if one.lost_gpu_s is None else [f"{_amount_words(one.lost_gpu_s)} GPU-seconds"]
+    return told + (f" ({', '.join(parts)})" if parts else "") + (f"; {' and '.join(lost)} lost" if lost else "")
+
+
+def _amount_words(amount: float) -> str:
+    return f"{amount:.3g}" if amount < 100 else f"{amount:.0f}"
+
+
+def _exact_words(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 100 else span_words(seconds)
 
 
 def _attempts(status: Status, look: PageFormat) -> list[str]:

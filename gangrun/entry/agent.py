@@ -90,7 +90,7 @@ def config_of(
         incarnation=incarnation,
         boot_id=box.boot_id(),
         job=arguments.job,
-        slots_count=spec.slots_per_node,
+        slots_count=spec.slots_per_node + spec.spare_slots_count,
         peer=net.address,
         timing=spec.policy.timing,
         roster_count=nodes_count,
@@ -101,7 +101,9 @@ def config_of(
     )
 
 
-def gang_of(spec: RunSpec, paths: RunPaths, node: str, terminal: str) -> GangSpec:
+def gang_of(
+    spec: RunSpec, paths: RunPaths, node: str, terminal: str, gpus: Callable[[], tuple[str, ...]] = tuple
+) -> GangSpec:
     """What every attempt on this node has in common."""
     interpreter, command = (spec.command[0], spec.command[1:]) if spec.python else ("", spec.command)
     return GangSpec(
@@ -121,8 +123,12 @@ def gang_of(spec: RunSpec, paths: RunPaths, node: str, terminal: str) -> GangSpe
         checkpoint=spec.checkpoint,
         save_signal=signal.Signals[f"SIG{spec.save_signal}"].value if spec.save_signal else 0,
         per_node=spec.per_node,
+        warm=spec.warm,
         debug_rank=spec.debug_rank,
         terminal=terminal,
+        slots_count=spec.slots_per_node + spec.spare_slots_count if spec.rank_per_gpu else 0,
+        gpus=gpus,
+        hang_watch=spec.policy.hang.timeout_s != 0,
     )
 
 
@@ -237,7 +243,7 @@ def _serve(arguments: AgentArguments, warden: AgentEnd) -> int:
         net=net,
         warden=warden,
         ranks=RankGang(
-            gang_of(spec, paths, arguments.node, arguments.terminal),
+            gang_of(spec, paths, arguments.node, arguments.terminal, health.gpus if health is not None else tuple),
             clock.now,
             no_ranks,
             people_of(arguments.node, clock),

@@ -19,7 +19,7 @@ from gangrun.adapters.local.box import gpus_count
 from gangrun.adapters.local.health_child import HealthChild
 from gangrun.adapters.net.interface import unanswered
 from gangrun.agent.brain.facts import Checked, FindingReported
-from gangrun.core.model import Met, NodeFinding
+from gangrun.core.model import BrokenSlot, Met, NodeFinding
 from gangrun.core.nodes.device_test import QUICK, THOROUGH
 from gangrun.core.nodes.network_test import ROUND_S
 from gangrun.entry.health_children import exchanged
@@ -46,6 +46,7 @@ class AgentHealth:
         say: Callable[[str], None],
     ) -> None:
         self._node = node
+        self._slots_count = spec.slots_per_node + spec.spare_slots_count
         self._observe = spec.policy.observe
         self._gate_within_s = GATE_SHARE * spec.policy.check_within_s
         tests_s = spec.policy.tests_within_s
@@ -66,6 +67,10 @@ class AgentHealth:
     def take(self) -> list[FindingReported]:
         """What was found since."""
         return [FindingReported(found) for plain in self._child.take() if (found := self._finding(plain)) is not None]
+
+    def gpus(self) -> tuple[str, ...]:
+        """The UUIDs of the GPUs that ranks may use, by slot; () until that is known."""
+        return self._child.gpus
 
     def gang(self, attempt: int, stopping: bool) -> None:
         """Pass it on."""
@@ -93,13 +98,21 @@ class AgentHealth:
                 plains, tested, untested = self._child.work(tests, self._tests_within_s[tests])
                 found += [one for one in map(self._finding, plains) if one is not None]
                 unknown = "; ".join(filter(None, (unknown, f"devices are not proven: {untested}" if untested else "")))
-        fatal = [f"{one.sentence} ({one.check})" for one in found if bars_a_start(one)]
+        bad = [one for one in found if bars_a_start(one) and one.slot < self._slots_count]
+        broken = self._broken_slots(bad)
+        fatal = [] if broken else [f"{one.sentence} ({one.check})" for one in bad]
         if fatal and self._observe:
             return Checked(True, f"the node is used although it failed, because of --observe: {'; '.join(fatal[:3])}")
         if fatal:
             return Checked(False, "; ".join(fatal[:3]))
-        poor = [one.sentence for one in found if one.poor]
-        return Checked(True, "; ".join([*filter(None, (before.why,)), *poor[:3], *filter(None, (unknown,))]), tested)
+        poor = [one.sentence for one in found if one.poor and one.slot not in {slot.index for slot in broken}]
+        words = "; ".join([*filter(None, (before.why,)), *poor[:3], *filter(None, (unknown,))])
+        return Checked(True, words, tested, broken=broken)
+
+    def _broken_slots(self, bad: Sequence[NodeFinding]) -> tuple[BrokenSlot, ...]:
+        """The slots that may not be used; () if something is about the whole node."""
+        slots = {one.slot: BrokenSlot(one.slot, one.place, one.sentence) for one in reversed(bad)}
+        return () if -1 in slots else tuple(slots[slot] for slot in sorted(slots))
 
     def _finding(self, plain: Mapping[str, Any]) -> NodeFinding | None:
         try:
@@ -153,5 +166,6 @@ def watch_spec(spec: RunSpec, node: str, run_directory: Path, variables: Mapping
         },
         "off": list(spec.health.off),
         "python": spec.command[0] if spec.python else "",
+        "slots": spec.rank_per_gpu,
         "commands": dict(spec.health.commands),
     }

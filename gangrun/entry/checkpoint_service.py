@@ -19,13 +19,14 @@ from gangrun.checkpoint.commit import seal_staging
 from gangrun.checkpoint.kept_copies import KeptCopies
 from gangrun.checkpoint.memory_tier.recover_from_memory import adopt, discard, open_staging
 from gangrun.checkpoint.scan import Naming, OneFile, StorageUnreadable
+from gangrun.checkpoint.state_files import StateFiles
 from gangrun.checkpoint.store import CheckpointRoom, point_resume_link
 from gangrun.checkpoint.validator_verdict import Validator
 from gangrun.checkpoint.verification import Tick, Verification, verify_share
 from gangrun.core.actions import ChooseResume
 from gangrun.core.checkpoints.resume import Chosen, NothingValid, parse_resume, patience_s, readers_max_count, ref_of
 from gangrun.core.events import AttemptSealed, CheckpointSeen, Event, NoneValid, ResumeChosen, Stamped, StepBrought
-from gangrun.core.model import CheckpointRef
+from gangrun.core.model import CheckpointRef, StateFigures
 from gangrun.core.nodeset import fold
 from gangrun.core.text import step_words
 from gangrun.display.text import size_words
@@ -152,6 +153,8 @@ class CheckpointService:
             directory, naming, run_directory=run_directory, validator=validator,
             verify_all=self._reading.verify_all, copies=copies,
         )  # fmt: skip
+        self._state_files = StateFiles(directory)
+        self._figures: StateFigures | None = None
         self._told: set[str] = set()
         self._looks = 0
         self._prepared: set[str] = set()
@@ -195,6 +198,10 @@ class CheckpointService:
         if self._directory and self._looks == 0:
             self._looks += 1
             self._questions.put(partial(self._look, above_step))
+
+    def figures(self) -> StateFigures | None:
+        """As of the newest look."""
+        return self._figures
 
     def await_save(self) -> None:
         """A save from just before may count."""
@@ -246,9 +253,10 @@ class CheckpointService:
             tell("supervisor", str(error))
 
     def _choose(self, asked: ChooseResume, sealed: frozenset[tuple[int, str]]) -> Event:
-        self._told_at = None
+        self._told_at = self._figures = None
         if not self._directory:
             return ResumeChosen(asked.attempt, None, NO_DIRECTORY)
+        self._state_files.note()
         try:
             back = self._room.put_back(self._run, asked.put_back)
             known = sealed | set(self._room.commits(back))
@@ -291,6 +299,7 @@ class CheckpointService:
 
     def _look(self, above_step: int) -> Event | None:
         self._looks = 0
+        self._figures = self._state_files.newest()
         try:
             candidate = self._room.newest_valid_above(above_step)
         except StorageUnreadable:

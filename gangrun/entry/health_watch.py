@@ -14,11 +14,12 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import resource
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,10 @@ from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.config import environment
 from gangrun.health.framework.check import HealthPolicy, Needs, Reading, as_warning
-from gangrun.health.framework.evidence import News, in_core, travels
+from gangrun.health.framework.evidence import DEVICES, News, in_core, travels
 from gangrun.health.framework.readings import boot_id, plain_reading, reading_from
 from gangrun.health.framework.rounds import CheckFamily, HealthSurroundings, Rounds
-from gangrun.health.gpu.devices import is_beside
+from gangrun.health.gpu.devices import is_beside, own_gpus
 from gangrun.health.gpu.xid import GpuWord, XidStory, XidWatch, report_of
 from gangrun.health.gpu.xid_table import XidClass, row_of
 from gangrun.health.host import site
@@ -46,6 +47,7 @@ LATE_FIRST_S = 1.0  # after which is seen whether a look that was not back in ti
 # Of one core: a family that costs more is looked at less often, so that all of them together stay under 0.5 %.
 COST_SHARES, COST_SHARE = {"gpu": 0.002}, 0.0003
 GPU = "gpu"
+_OF_GPU = re.compile(r"gpu \d+\b")
 KEPT_EVERY_S = 600.0
 KEPT_WITHIN_S = 3.0
 KEPT_MAX_BYTES = 2_000_000
@@ -145,6 +147,8 @@ class HealthWatch:
         boot = boot_id(self._around.root) if spec.get("kept") else ""
         self._kept = KeptCounters(Path(str(spec.get("kept"))), boot, self._clock.now)
         self._news, self._xids = News(), XidStory(self._node)
+        self._slots_told: list[str] = []
+        self._has_slots = bool(spec.get("slots"))
         self._due = {one.name: self._clock.now() + FIRST_LOOK_S for one in self._families}
         self._patience_s: dict[str, float] = {}
         self._said_at = self._clock.now()
@@ -246,6 +250,8 @@ class HealthWatch:
 
     def _told_of(self, family: CheckFamily, looked: Iterable[CheckVerdict], spent_s: float) -> bool:
         """Say what is new, and when to look again: of what is still to come back soon, and then less and less often."""
+        if family.name == GPU:
+            self._tell_gpus()
         found = [self._xids.weighed(one) for verdict in looked for one in verdict.findings]
         fresh = self._news.fresh(filter(travels, found), self._clock.now())
         for finding in fresh:
@@ -301,7 +307,23 @@ class HealthWatch:
     # ---- what goes out ----
 
     def _say_finding(self, finding: Finding, report: DriverReport | None = None) -> None:
-        self._say({"op": "finding", **asdict(in_core(self._node, finding, self._clock.now(), report))})
+        found = in_core(self._node, finding, self._clock.now(), report)
+        self._say({"op": "finding", **asdict(replace(found, slot=self._slot_of(finding)))})
+
+    def _slot_of(self, finding: Finding) -> int:
+        """The slot that it is about, if each is one GPU; -1: the node."""
+        facts = self._gpu_facts() if self._has_slots and finding.scope in DEVICES else None
+        gpu = _OF_GPU.match(finding.place)
+        return own_gpus(facts, self._policy.gpus_used).get(gpu[0], -1) if facts is not None and gpu else -1
+
+    def _tell_gpus(self) -> None:
+        """What CUDA may call the GPU of each slot."""
+        facts = self._gpu_facts() if self._has_slots else None
+        slots = own_gpus(facts, self._policy.gpus_used) if facts is not None else {}
+        names = [str(facts.get(place, "uuid") or "") for place in slots] if facts is not None else []
+        if names and names != self._slots_told:
+            self._slots_told = names
+            self._say({"op": "gpus", "names": names})
 
     def _say(self, what: Mapping[str, Any]) -> None:
         self._said_at = self._clock.now()

@@ -38,7 +38,15 @@ from gangrun.checkpoint.memory_tier.recover_from_memory import staging_of
 from gangrun.checkpoint.scan import naming_of
 from gangrun.config import environment
 from gangrun.core.actions import Action, EndJob
-from gangrun.core.events import ActDone, ActFailed, CancelRequested, ResumeRequested, SaveRequested, Stamped
+from gangrun.core.events import (
+    ActDone,
+    ActFailed,
+    CancelRequested,
+    DrainRequested,
+    ResumeRequested,
+    SaveRequested,
+    Stamped,
+)
 from gangrun.core.model import RunState, Shape
 from gangrun.core.nodeset import unfold
 from gangrun.core.policy import Policy
@@ -123,6 +131,10 @@ class NoScheduler:
     def look(self) -> None:
         """Nobody takes a node out of this job."""
 
+    def looked_at(self) -> float:
+        """Nothing is waited for."""
+        return float("inf")
+
     def runs_at(self) -> float:
         """Only this job's own end lets another begin."""
         return float("inf")
@@ -146,7 +158,7 @@ def jobs_of(
     survive_signals()
     holder = _holder(paths, disk)
     assert holder is not None, "the batch script claims the job's place before it starts anything"
-    return side_of(paths, disk, clock, mailbox, policy, holder, all_heard, _say, roster)
+    return side_of(paths, disk, clock, mailbox, policy, spec.checkpoint.directory, holder, all_heard, _say, roster)
 
 
 def _hears_all(loop: Loop, arguments: SupervisorArguments) -> bool:
@@ -155,7 +167,7 @@ def _hears_all(loop: Loop, arguments: SupervisorArguments) -> bool:
 
 
 class OrderWatch(threading.Thread):
-    """Looks for what people ask through the run directory: a checkpoint, and the mark that every cancel makes first.
+    """Looks for what people ask through the run directory: a save, a drain, and the mark that every cancel makes first.
 
     One reader, whatever the number of nodes.
     """
@@ -176,7 +188,8 @@ class OrderWatch(threading.Thread):
                 continue  # not known: look again
             if order is not None and order.key != self._known:
                 self._known = order.key
-                self._mailbox.post(Stamped(SaveRequested(order.by, order.key)))
+                drains = DrainRequested(order.drain, order.by, order.key) if order.drain else None
+                self._mailbox.post(Stamped(drains or SaveRequested(order.by, order.key)))
             if mark is not None and not self.over.is_set():
                 self._mailbox.post(Stamped(CancelRequested(mark.by)))
                 return
@@ -262,7 +275,11 @@ def facts_of(
     return RunFacts(
         run=spec.run,
         shape=Shape(
-            spec.nodes_count or len(spec.nodes), spec.nodes_min_count, spec.slots_per_node, spec.ranks_per_slot
+            spec.nodes_count or len(spec.nodes),
+            spec.nodes_min_count,
+            spec.slots_per_node,
+            spec.ranks_per_slot,
+            spec.slots_min_per_node,
         ),
         job=arguments.job,
         seq=arguments.seq,

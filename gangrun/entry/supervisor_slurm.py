@@ -27,6 +27,7 @@ from gangrun.core.model import Phase
 from gangrun.core.nodeset import NodesetError, unfold
 from gangrun.core.policy import Policy
 from gangrun.launch.slurm_batch_job import Absent, AbsentWatch, BatchJobs
+from gangrun.runs.saves import read_saves
 from gangrun.wire.submission import Requeue, Submission, comment
 
 LEAD_SLACK_S = 15.0
@@ -74,6 +75,10 @@ class SlurmSide:
         """``ports.Jobs.look``."""
         self.watch.look()
 
+    def looked_at(self) -> float:
+        """``ports.Jobs.looked_at``."""
+        return self.watch.looked_at
+
     def runs_at(self) -> float:
         """``ports.Jobs.runs_at``."""
         return self.watch.runs_at
@@ -119,12 +124,13 @@ def side_of(
     clock: SystemClock,
     mailbox: QueueMailbox,
     policy: Policy,
+    directory: str,
     claim: JobClaim,
     all_heard: Callable[[], bool],
     say: Callable[[str], None],
     roster: tuple[str, ...],
 ) -> SlurmSide:
-    """Everything put together, nothing started."""
+    """Everything put together, nothing started. ``directory``: that of the checkpoints."""
     submission = read_submission(disk, paths)
     tools = Tools(environment.all_variables())
     scheduler, batches = SlurmScheduler(tools), BatchJobs(paths, submission, tools)
@@ -139,10 +145,18 @@ def side_of(
         same_job=submission.requeue is Requeue.SAME_JOB,
         user_exclude=_names(submission.exclude),
     )  # fmt: skip
-    lead_s = policy.lead_s + policy.stop_grace_s + LEAD_SLACK_S
+
+    def lead_s(save_s: float) -> float:
+        return policy.lead_s(save_s) + policy.stop_grace_s + LEAD_SLACK_S
+
+    def save_s() -> float:
+        told = read_saves(directory, paths.run)
+        return 0.0 if told is None else told.persist_s
+
     watch = JobWatch(
         scheduler, run=paths.run, job=claim.job, restarts_count=claim.restart, launch=claim.launch, lead_s=lead_s,
         post=mailbox.post, clock=clock, say=say, nodes=roster,
+        save_s=save_s,
     )  # fmt: skip
     watcher = AbsentWatch(paths, disk, claim.token, absent)
     return SlurmSide(paths, disk, clock, mailbox, claim, submission, scheduler, jobs, watch, watcher, say)

@@ -14,6 +14,8 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+from gangrun.core.model import StateFigures
+
 AUTO = "auto"
 FILE = "file"
 _LAST = "dcp"  # its names are those of many others
@@ -62,6 +64,8 @@ class Framework:
     file_names: re.Pattern[str] | None = None  # of those that are one file
     state_beside: str = ""  # a file beside all checkpoints, which belongs to one of them and tells the facts
     name_remark: Callable[[str], str] = lambda _name: ""  # what the framework does not do with one of this name
+    state_files: tuple[str, ...] = ()  # globs, from the checkpoints' directory, of files that tell the progress ...
+    figures_of_state: Callable[[bytes], StateFigures | None] | None = None  # ... as this reads them
     unfinished_suffix: str = ""  # with it, the name of a file beside a checkpoint that is not finished
     resume_argument: str = ""  # makes a script load the path that follows it, or what stands for {path} and {step}
     taken_if: tuple[str, ...] = ()  # a script that holds one of these words takes that argument

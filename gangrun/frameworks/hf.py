@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Collection
 
+from gangrun.core.model import StateFigures
 from gangrun.frameworks.framework import Facts, Framework
 
 _WEIGHTS = (
@@ -58,6 +59,17 @@ def _step(state: bytes) -> int | None:
     return step if isinstance(step, int) else None
 
 
+def _figures(state: bytes) -> StateFigures | None:
+    step = _step(state)
+    if step is None:
+        return None
+    told = json.loads(state)
+    total, history = told.get("max_steps"), told.get("log_history")
+    rows = history if isinstance(history, list) else []
+    losses = [row["loss"] for row in rows if isinstance(row, dict) and isinstance(row.get("loss"), int | float)]
+    return StateFigures(step, total if isinstance(total, int) else -1, losses[-1] if losses else None)
+
+
 FRAMEWORK = Framework(
     name="hf",
     title="Hugging Face Trainer",
@@ -69,6 +81,8 @@ FRAMEWORK = Framework(
     flaw=_flaw,
     remark=_remark,
     step_of_marker=_step,
+    state_files=("checkpoint-*/trainer_state.json",),
+    figures_of_state=_figures,
     resume_argument="--resume_from_checkpoint",
     taken_if=("resume_from_checkpoint", "HfArgumentParser"),
 )

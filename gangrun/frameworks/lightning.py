@@ -17,9 +17,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from gangrun.core.model import StateFigures
 from gangrun.frameworks.framework import Facts, Framework
 
 _STATES = "optimizer_states"
+_LOSS = re.compile(r"(?:train[_/])?loss(?:_step)?")
 
 
 def _flaw(paths: Collection[str], facts: Facts) -> str:
@@ -28,6 +30,23 @@ def _flaw(paths: Collection[str], facts: Facts) -> str:
     if not paths and _STATES not in facts:
         return "it holds weights only (save_weights_only): Lightning would end with an error"
     return ""
+
+
+def _figures(metrics: bytes) -> StateFigures | None:
+    """CSVLogger's ``metrics.csv``: a row for each log, with empty cells; a row may be half written."""
+    header, *rows = metrics.decode("utf-8", "replace").split("\n")
+    columns = header.strip().split(",")
+    step, loss = -1, None
+    for row in rows[:-1]:
+        cells = dict(zip(columns, row.strip().split(","), strict=False))
+        if cells.get("step", "").isdecimal():
+            step = max(step, int(cells["step"]))
+        name = next((one for one in columns if _LOSS.fullmatch(one) and cells.get(one)), "")
+        try:
+            loss = float(cells[name]) if name else loss
+        except ValueError:
+            continue
+    return StateFigures(step, loss=loss) if step >= 0 else None
 
 
 FRAMEWORK = Framework(
@@ -40,6 +59,13 @@ FRAMEWORK = Framework(
     step_key="global_step",
     signs=re.compile(r".*"),  # a sharded one holds torch.distributed.checkpoint's files too
     flaw=_flaw,
+    state_files=(
+        "metrics.csv",
+        "../metrics.csv",
+        "lightning_logs/version_*/metrics.csv",
+        "../lightning_logs/version_*/metrics.csv",
+    ),
+    figures_of_state=_figures,
     resume_argument="--ckpt_path",
     taken_if=("--ckpt_path", "LightningCLI"),
     single_file=True,

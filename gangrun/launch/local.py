@@ -25,6 +25,7 @@ from gangrun.adapters.local import box
 from gangrun.adapters.local.hosts import LocalHosts
 from gangrun.config.layers import Value
 from gangrun.config.request import ResolvedRequest, ranks_of
+from gangrun.core.text import counted
 from gangrun.display.live_view import LiveView, Observer
 from gangrun.display.text import clean, echo_json
 from gangrun.entry.wiring import disk_of
@@ -70,18 +71,58 @@ def start(wish: ResolvedRequest) -> int:
                 raise UserError("usage", words, "gangrun submit asks Slurm and returns")
             return slurm_allocation.run_in(held, wish)
         slurm_allocation.refuse_login_node(wish.variables)
-    ranks = ranks_of(wish.value("nproc_per_node"), box.gpus_count(wish.variables), box.cpus_count())
+    slots = _slots(wish)
+    ranks = slots.ranks_count
     disk, wall, nodes = Disk(), SystemClock().wall(), nodes_of(wish.settings)
     if request.debug_rank is not None and request.debug_rank >= ranks * len(nodes):
         words = f"--debug-rank {request.debug_rank}: this run has ranks 0 to {ranks * len(nodes) - 1}"
         raise UserError("usage", words, "--nproc-per-node says how many ranks a node has")
     DebugTerminal.of(request.debug_rank, detached=request.detach)  # refused before anything is made
-    draft = wish.draft(wall, world="local", nodes=nodes, slots_per_node=ranks, ranks_per_slot=1)
+    draft = wish.draft(
+        wall,
+        world="local",
+        nodes=nodes,
+        slots_per_node=ranks,
+        ranks_per_slot=1,
+        slots_min_per_node=slots.min_count,
+        rank_per_gpu=slots.are_gpus,
+    )
     refuse_company(draft, lambda: entries_of(None))
     paths, spec = make_run(disk, wish.runs_dir, draft, wall)
     if not request.detach:
         return own(spec, paths, wish.everything, as_json=request.as_json, quiet=request.quiet)
     return own_in_background(spec, paths, wish.everything, as_json=request.as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """How many ranks each node holds, how many are enough if GPUs break (0: all), and whether each has its own GPU."""
+
+    ranks_count: int
+    min_count: int = 0
+    are_gpus: bool = False
+
+
+def _slots(wish: ResolvedRequest) -> _Slots:
+    """One rank per GPU, less the spare ones, unless ``--nproc-per-node`` says otherwise."""
+    asked, spare_count = wish.value("nproc_per_node"), wish.value("spare_gpus")
+    gpus_count = box.gpus_count(wish.variables)
+    least, colon, _ = (asked or "").rpartition(":")
+    if not spare_count and not colon:
+        return _Slots(ranks_of(asked, gpus_count, box.cpus_count()))
+    flag = f"--nproc-per-node {asked}" if colon else f"--spare-gpus {spare_count}"
+    if not gpus_count:
+        raise UserError("usage", f"{flag}: this machine has no GPU that could be left out", f"leave {flag} out")
+    if wish.value("local_hosts"):
+        raise UserError("usage", f"{flag}: nodes that are simulated share the GPUs", "leave --local-hosts out")
+    if wish.value("per_node"):
+        raise UserError("usage", f"{flag}: with --per-node the launcher places the ranks", "leave one of them out")
+    ranks = gpus_count - spare_count if asked is None else ranks_of(asked, gpus_count, box.cpus_count())
+    if ranks < 1 or ranks + spare_count > gpus_count:
+        more = f" and {counted(spare_count, 'spare GPU')}" if spare_count else ""
+        words = f"{flag}: this machine has {counted(gpus_count, 'GPU')} for {counted(max(ranks, 1), 'rank')}{more}"
+        raise UserError("usage", words, "each rank needs a GPU of its own; ask for fewer")
+    return _Slots(ranks, int(least or 0), are_gpus=True)
 
 
 def own_in_background(
@@ -162,7 +203,10 @@ def nodes_of(settings: Mapping[str, Value]) -> tuple[str, ...]:
     host, count = processes.host_name(), settings["nodes"].value
     if count == 1 and not settings["local_hosts"].value:
         return (host,)
+    least = settings["min_nodes"].value
     if not settings["local_hosts"].value:
+        if least == 1:  # as torchrun's MIN:MAX: what is there is enough
+            return (host,)
         raise UserError(
             "usage",
             f"--nodes {count}, but this machine is one node",

@@ -36,6 +36,7 @@ from gangrun.checkpoint.scan import StorageUnreadable, list_steps, naming_of, st
 from gangrun.config.request import Request, ResolvedRequest, ranks_of
 from gangrun.config.slurm_options import gpus_count
 from gangrun.core.text import step_words
+from gangrun.display.account_page import submitted_words
 from gangrun.display.text import clean, echo_json
 from gangrun.display.times import ago_words
 from gangrun.errors import SCHEDULER, UNKNOWN, UserError
@@ -302,6 +303,7 @@ def _tell(request: Request, spec: RunSpec, paths: RunPaths, job: str, now: Stand
     spares = f", {spec.spares_count} of them spare" if spec.spares_count else ""
     click.echo(f"run {spec.run} ({clean(spec.name)}) in {clean(paths.root)}")
     click.echo(f"  job     {job} on {count} node{'s' * (count != 1)}{spares}: {clean(now.words)}")
+    click.echo(f"  plan    {submitted_words(spec.nodes_count, spec.spares_count)}")
     click.echo(f"  resume  {words}")
     if now.reason in NEVER:
         click.echo("  note    Slurm cannot start this job with these options; gangrun cancel removes it")

@@ -1,4 +1,4 @@
-"""Ending a run, and waiting for an end: what ``cancel`` and ``wait`` share.
+"""Ending a run, waiting for an end, and what else a person asks of a run that is alive: a save, a drain.
 
 A cancel is a mark in the run directory first; only then is the owner told, so that nothing starts again whoever hears
 of it. A process is signalled only if it is surely the owner: number and start time must both be its own.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -20,7 +20,8 @@ import msgspec
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths, SaveOrder, leave_save_order, mark_cancelled
 from gangrun.config import environment
-from gangrun.core.model import Phase
+from gangrun.core.machine.transitions import may_hold_ranks
+from gangrun.core.model import TERMINAL, Phase
 from gangrun.core.text import step_or_none, step_words
 from gangrun.display.text import clean, echo_json
 from gangrun.display.times import span_words
@@ -139,14 +140,76 @@ SEEN_WITHIN_S = 15.0  # between a save and its verification, for a checkpoint th
 
 def save_now(reading: RunSnapshot, timeout_s: float | None, *, waits: bool) -> SaveReport:
     """Have all ranks save while they train on; ``UserError`` if nothing was saved."""
-    paths, run = reading.paths, clean(reading.spec.run)
+    _demand_alive(reading, clean(reading.spec.run))
+    with _order(reading, "gangrun checkpoint", timeout_s) as order:
+        return _answered(reading.spec.checkpoint, order, waits=waits)
+
+
+class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``drain --json`` prints. ``moved``: no rank is on the node any more."""
+
+    schema: int = SCHEMA
+    message: str
+    node: str
+    moved: bool
+
+
+def drain(reading: RunSnapshot, node: str, timeout_s: float | None, *, waits: bool) -> DrainReport:
+    """Have the ranks of a node move off it; ``UserError`` if that is refused."""
+    run, agreed = clean(reading.spec.run), ""
     _demand_alive(reading, run)
-    disk, key = Disk(), secrets.token_hex(8)
+    with _order(reading, "gangrun drain", timeout_s, drain=node) as order:
+        while True:
+            for record in order.journal.poll():
+                if record.kind == "DrainRequested" and (record.event or {}).get("key") == order.key:
+                    agreed = f"{run}: {clean(record.reason)}"
+                    if record.outcome != "applied":
+                        raise UserError("not drained", agreed, order.hint)
+            state = order.journal.state()
+            if agreed and state is not None:
+                placed = state.attempt.placement
+                moved = state.phase in TERMINAL or not (may_hold_ranks(state) and placed and placed.holds(node))
+                if moved or not waits:
+                    words = f"{run}: no rank is on {node} any more" if moved else agreed
+                    return DrainReport(message=words, node=node, moved=moved)
+            order.wait(f"ranks are still on {node}; they move at the next checkpoint", heard=bool(agreed))
+
+
+@dataclass(slots=True)
+class _Order:
+    """What a person asked of a run that is alive, and the journal from then on."""
+
+    run: str
+    key: str
+    journal: JournalReplay
+    timeout_s: float | None
+    began_at: float
+
+    @property
+    def hint(self) -> str:
+        """Where to look if it is not obeyed."""
+        return f"gangrun status {self.run} shows its state"
+
+    def wait(self, not_yet: str, *, heard: bool) -> None:
+        """A moment; ``UserError`` if no supervisor hears the order, or it is not obeyed in time."""
+        for_s = steady_now() - self.began_at
+        if not heard and for_s >= HEARD_WITHIN_S:
+            words = f"{self.run}: its supervisor did not answer within {HEARD_WITHIN_S:g} s"
+            raise UserError("no answer", words, self.hint, UNKNOWN)
+        if self.timeout_s is not None and for_s >= self.timeout_s:
+            raise UserError("not yet", f"{self.run}: {not_yet}", self.hint, UNKNOWN)
+        pause(LOOK_EVERY_S)
+
+
+@contextlib.contextmanager
+def _order(reading: RunSnapshot, command: str, timeout_s: float | None, drain: str = "") -> Iterator[_Order]:
+    """Leave an order in the run directory for as long as somebody waits for it."""
+    paths, disk, key = reading.paths, Disk(), secrets.token_hex(8)
     journal = JournalReplay(paths, disk, newest_only=True)
     journal.poll()
-    leave_save_order(disk, paths, SaveOrder(f"{environment.user_name()} (gangrun checkpoint)", key))
+    leave_save_order(disk, paths, SaveOrder(f"{environment.user_name()} ({command})", key, drain))
     try:
-        return _answered(reading, journal, key, timeout_s, waits=waits)
+        yield _Order(clean(reading.spec.run), key, journal, timeout_s, steady_now())
     finally:
         with contextlib.suppress(FileNotFoundError):
             disk.unlink(paths.save_order)
@@ -204,29 +267,21 @@ class _SaveWatch:
         return SaveReport(message=f"{self.run}: the script saved at step {self.step}; {words}", step=self.step)
 
 
-def _answered(
-    reading: RunSnapshot, journal: JournalReplay, key: str, timeout_s: float | None, *, waits: bool
-) -> SaveReport:
-    run, began_at = clean(reading.spec.run), steady_now()
-    watch = _SaveWatch(run, reading.spec.checkpoint, key)
-    hint = f"gangrun status {run} shows its state"
+def _answered(asked: CheckpointSpec, order: _Order, *, waits: bool) -> SaveReport:
+    watch = _SaveWatch(order.run, asked, order.key)
     while True:
-        for record in journal.poll():
+        for record in order.journal.poll():
             watch.take(record)
         if watch.heard and not waits:
-            return SaveReport(message=f"{run}: all ranks are asked to save")
+            return SaveReport(message=f"{order.run}: all ranks are asked to save")
         if report := watch.report():
             return report
-        state, for_s = journal.state(), steady_now() - began_at
+        state = order.journal.state()
         if watch.heard and watch.seen_until is None and state is not None and state.phase is not Phase.RUNNING:
-            raise UserError("not saved", f"{run}: {clean(state.reason)}", hint)
-        if not watch.heard and for_s >= HEARD_WITHIN_S:
-            words = f"{run}: its supervisor did not answer within {HEARD_WITHIN_S:g} s"
-            raise UserError("no answer", words, hint, UNKNOWN)
-        if timeout_s is not None and for_s >= timeout_s:
-            words = f"{run}: the save has not ended within {timeout_s:g} s; the ranks may still save"
-            raise UserError("not yet", words, hint, UNKNOWN)
-        pause(LOOK_EVERY_S)
+            raise UserError("not saved", f"{order.run}: {clean(state.reason)}", order.hint)
+        order.wait(
+            f"the save has not ended within {order.timeout_s or 0:g} s; the ranks may still save", heard=watch.heard
+        )
 
 
 def tell_end(paths: RunPaths, timeout_s: float | None, *, as_json: bool) -> int:

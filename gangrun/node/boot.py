@@ -7,7 +7,8 @@
 The training environment need not have gangrun, so nothing of it may be imported here. What this adds to a plain
 ``python script.py``: the rank dies with its agent; stacks can be taken from outside; TERM, USR1 and USR2 that some
 scheduler sprays over a node are survived until the agent stops the rank (``boot_signals``); the exception that ends it
-is written down. All else is as without it: ``__main__``, ``sys.argv``, ``sys.path``, exit codes, tracebacks, children.
+is written down. It may have waited as a standby before that, with its modules imported (``boot_standby``). All else is
+as without it: ``__main__``, ``sys.argv``, ``sys.path``, exit codes, tracebacks, children.
 """
 
 # ruff: noqa: PLC0415
@@ -109,14 +110,14 @@ def _die_with_agent() -> None:
         os._exit(EXIT_ORPHANED)  # it died before we asked
 
 
-def _signals() -> Any:
-    """The part that knows what signals may do here; loaded by path, since ``sys.path`` need not lead to it."""
+def _part(name: str) -> Any:
+    """A file beside this one as a module; loaded by path, since ``sys.path`` need not lead to it."""
     from importlib.machinery import SourceFileLoader
 
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot_signals.py")
-    module = type(sys)("_gangrun_signals")
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+    module = type(sys)(f"_gangrun_{name}")
     module.__file__ = path
-    SourceFileLoader("_gangrun_signals", path).exec_module(module)
+    SourceFileLoader(module.__name__, path).exec_module(module)
     return module
 
 
@@ -293,10 +294,23 @@ def _shown_before(left: SystemExit) -> BaseException | None:
 
 def _run(start: Callable[[], object]) -> None:
     """Run the script; an exception leaves by the interpreter's own door: exit codes, hooks and signals are its own."""
+    import atexit
+
     rank_pid = os.getpid()
+    code: object = None
+
+    def note_end() -> None:
+        if code == 0 and os.getpid() == rank_pid and error_file:
+            with open(f"{error_file}.ended", "w"):
+                pass  # what native code does to the process from now on is no failure of the training
+
+    error_file = _error_file
+    atexit.register(note_end)  # first, so that it is called last: after all threads have ended, too
     try:
         start()
+        code = 0
     except SystemExit as left:
+        code = left.code or 0
         shown = _shown_before(left)
         if shown is not None and os.getpid() == rank_pid:
             _report_safely(shown)
@@ -319,6 +333,8 @@ def _new_main() -> ModuleType:
     """A fresh ``__main__``, so that nothing of this file is in the script's names; ours lives on under another."""
     import builtins
 
+    if "_gangrun_boot" in sys.modules:
+        return sys.modules["__main__"]  # made while this was a standby
     sys.modules["_gangrun_boot"] = sys.modules["__main__"]
     module = type(sys)("__main__")
     module.__dict__["__builtins__"] = builtins
@@ -333,19 +349,29 @@ def _has_path_zero() -> bool:
     return not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
 
 
+def _is_bundle(script: str) -> bool:
+    """A folder or an archive with a ``__main__.py``."""
+    return os.path.isdir(script) or script.endswith((".zip", ".pyz"))
+
+
+def _path_zero(script: str) -> str:
+    """What the interpreter puts first for ``python script``."""
+    if _is_bundle(script):
+        return os.path.abspath(script) if sys.version_info >= (3, 9) else script
+    return os.path.dirname(os.path.realpath(script))
+
+
 def _start_script(argv: list[str]) -> Callable[[], object]:
     """``python script.py``: what to call."""
     script = argv[0]
     sys.argv[:] = argv
     shown = os.path.abspath(script) if sys.version_info >= (3, 9) else script
-    if os.path.isdir(script) or script.endswith((".zip", ".pyz")):
-        if _has_path_zero():
-            sys.path[0] = shown
-        else:
+    if _has_path_zero():
+        sys.path[0] = _path_zero(script)
+    if _is_bundle(script):
+        if not _has_path_zero():
             sys.path.insert(0, shown)
         return _start_module("__main__", alter_argv=False)
-    if _has_path_zero():
-        sys.path[0] = os.path.dirname(os.path.realpath(script))
     import io
     from importlib.machinery import SourceFileLoader
 
@@ -372,6 +398,18 @@ def _start_module(name: str, *, alter_argv: bool = True) -> Callable[[], object]
     return lambda: runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
+def _wait_as_standby(argv: list[str]) -> list[str]:
+    """What the rank will find when the imports are done: its own first words, its path, and a ``__main__``."""
+    named = argv[0] == "-m"
+    sys.argv[:] = ["-m", *argv[2:]] if named else argv
+    if _has_path_zero():
+        sys.path[0] = os.getcwd() if named else _path_zero(argv[0])
+    main = _new_main()
+    if not named and not _is_bundle(argv[0]):
+        main.__file__ = os.path.abspath(argv[0])
+    return _part("boot_standby").wait()  # type: ignore[no-any-return]
+
+
 def _exec(argv: list[str]) -> NoReturn:
     """Become the command: same pid, same death signal, nothing else of ours."""
     try:
@@ -387,15 +425,25 @@ def _exec(argv: list[str]) -> NoReturn:
 
 def _boot(argv: list[str]) -> None:
     global _error_file  # noqa: PLW0603 - one process, one name
-    _error_file = os.environ.pop("GANGRUN_ERROR_FILE", "")
+    is_standby = "GANGRUN_STANDBY_FDS" in os.environ
     _die_with_agent()
     if not argv or (argv[0] in ("-m", "--exec") and len(argv) < 2):
         sys.stderr.write("usage: node/boot.py SCRIPT ARGS... | -m MODULE ARGS... | --exec COMMAND ARGS...\n")
         sys.exit(2)
+    signals = _part("boot_signals")
     if argv[0] == "--exec":
-        _signals().before_exec()
+        _error_file = os.environ.pop("GANGRUN_ERROR_FILE", "")
+        signals.before_exec()
         _exec(argv[1:])
-    _signals().in_rank(_stack_signal())
+    files = signals.in_rank(_stack_signal())
+    if is_standby:
+        argv = _wait_as_standby(argv)
+        signals.reopen(files)
+    _error_file = os.environ.pop("GANGRUN_ERROR_FILE", "")
+    signals.unblock(is_standby)
+    _part("sampler").start(_part("place_page"))
+    if "GANGRUN_IMPORTS_FILE" in os.environ:
+        _part("boot_standby").learn()  # last: from here on a variable that changes is changed by the script
     if argv[0] == "-m":
         sys.argv[:] = ["-m", *argv[2:]]
         if _has_path_zero():

@@ -41,23 +41,49 @@ HELD = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2} | ({SAVE_SIGNAL} - {0, s
 # ---- the rank ------------------------------------------------------------------------------------------------------
 
 
-def in_rank(stack_signal: int) -> None:
-    """Stacks on demand, and the signals survived; they were blocked by the agent until now."""
+STACK_FILE, SIGNALS_FILE = "GANGRUN_STACK_FILE", "GANGRUN_SIGNALS_FILE"
+
+
+def in_rank(stack_signal: int) -> dict[str, int]:
+    """Stacks on demand, and the signals survived; they were blocked by the agent, and are until ``unblock``.
+
+    The files that were opened, by the variable that names them.
+    """
     import faulthandler
 
     try:
         faulthandler.enable()
     except (OSError, ValueError, AttributeError, RuntimeError):
         pass  # stderr is closed
-    stack_file = os.environ.get("GANGRUN_STACK_FILE", "")
-    signals_file = os.environ.get("GANGRUN_SIGNALS_FILE", "")
+    files: dict[str, int] = {}
     try:
-        if stack_file:
-            faulthandler.register(stack_signal, file=_open_high(stack_file), all_threads=True, chain=False)
-        if signals_file:
-            _survive(_open_high(signals_file))
+        for name in (STACK_FILE, SIGNALS_FILE):
+            if os.environ.get(name):
+                files[name] = _open_high(os.environ[name])
+        if STACK_FILE in files:
+            faulthandler.register(stack_signal, file=files[STACK_FILE], all_threads=True, chain=False)
+        if SIGNALS_FILE in files:
+            _survive(files[SIGNALS_FILE])
     except (OSError, RuntimeError) as error:
         sys.stderr.write(f"gangrun: signals stay as they are: {error}\n")
+    return files
+
+
+def reopen(files: dict[str, int]) -> None:
+    """A standby has become a rank: the same descriptors, and the rank's own files behind them."""
+    for name, fd in files.items():
+        try:
+            new = _open_high(os.environ[name])
+            os.dup2(new, fd, inheritable=False)
+            os.close(new)
+        except (OSError, KeyError) as error:
+            sys.stderr.write(f"gangrun: {name} cannot be opened: {error}\n")
+
+
+def unblock(forget: bool) -> None:
+    """From now on signals are answered. ``forget``: those that came to a standby were not meant for the rank."""
+    while forget and signal.sigtimedwait(HELD, 0) is not None:
+        pass
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
 
 

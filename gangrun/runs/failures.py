@@ -55,6 +55,12 @@ def exits_of(records: Iterable[Record]) -> dict[int, list[RankExit]]:
     return found
 
 
+def _last_steps(records: Iterable[Record], attempt: int) -> dict[int, int]:
+    """The step with which each rank of an attempt finished: the last heartbeat may have known an earlier one."""
+    finished = [record.event or {} for record in records if record.kind == "RankFinished"]
+    return {event["rank"]: event.get("step", -1) for event in finished if event.get("attempt") == attempt}
+
+
 RANK_STATES = {"R": "running", "S": "waiting", "D": "stuck in the kernel", "T": "stopped", "t": "stopped by a tracer",
                "Z": "dead", "X": "dead"}  # fmt: skip
 
@@ -69,6 +75,7 @@ def rank_statuses(run: RunSnapshot) -> tuple[RankStatus, ...]:
     nodes = noted.nodes if noted is not None and noted.attempt == number else {}
     known = {rank: (pid, word, step) for rows in nodes.values() for rank, pid, word, step in rows}
     exits = {one.rank: one for one in exits_of(run.records).get(number, ())}
+    last_steps = _last_steps(run.records, number)
     is_live = state.phase in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
     found = []
     for seat in state.attempt.placement.seats:
@@ -79,7 +86,7 @@ def rank_statuses(run: RunSnapshot) -> tuple[RankStatus, ...]:
                 how = f"exit code {died.code}" if died.signal is None else f"killed by {signal_name(died.signal)}"
                 word, step = f"ended ({how})", max(step, died.step)
             elif rank in state.attempt.finished:
-                word = "ended (exit code 0)"
+                word, step = "ended (exit code 0)", max(step, last_steps.get(rank, -1))
             else:
                 word = (RANK_STATES.get(word, word) or "not known yet") if is_live else "ended"
             found.append(

@@ -12,9 +12,14 @@ from typing import Any
 
 import msgspec
 
+from gangrun.core.model import Attempt
 from gangrun.core.text import json_number
+from gangrun.wire.progress import TrainingPhase
 
 NOT_NUMBERS = frozenset({"NaN", "Infinity", "-Infinity"})
+
+
+_PHASES = {phase.value: phase.name.lower() for phase in TrainingPhase if phase is not TrainingPhase.UNKNOWN}
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,20 +32,24 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     eta_s: float | None = None
     tokens: int | None = None
     tokens_per_s: float | None = None
+    phase: str | None = None  # train, eval, checkpoint or startup, as the script says
 
 
-def figures_of(live: Mapping[str, Any], step: int | None) -> Figures:
-    """What the supervisor wrote last; ``step`` is the newest one."""
-    total, per_s = _count(live.get("total_steps")), _positive(live.get("steps_per_s"))
+def figures_of(live: Mapping[str, Any], step: int | None, attempt: Attempt, *, ended: bool) -> Figures:
+    """What the supervisor wrote last; ``step`` is the newest one. Of ranks that have ``ended`` counts what they told
+    at their end, which the supervisor may have written of too late.
+    """
+    total, per_s = _count(live.get("total_steps")) or _count(attempt.total_steps), _positive(live.get("steps_per_s"))
     known = total is not None and step is not None and per_s is not None
     return Figures(
-        loss=_number(live.get("loss")),
+        loss=_number(attempt.loss if ended and attempt.loss is not None else live.get("loss")),
         grad_norm=_number(live.get("grad_norm")),
         total_steps=total,
         steps_per_s=per_s,
         eta_s=max(0, total - step) / per_s if known else None,  # type: ignore[operator]
         tokens=_count(live.get("tokens")),
         tokens_per_s=_positive(live.get("tokens_per_s")),
+        phase=None if ended else _PHASES.get(_count(live.get("slot_phase")) or 0),
     )
 
 

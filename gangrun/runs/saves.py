@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from gangrun.core.model import StateFigures
 from gangrun.runs.snapshot import patience
 from gangrun.wire.saves import NAME, SIZE_BYTES, SavesTold, decode
 from gangrun.wire.spec import CheckpointSpec
@@ -51,6 +52,13 @@ def read_saves(directory: str, run: str) -> SavesTold | None:
     """The newest news; None where there is none, or where the directory does not answer."""
     path = os.path.join(directory, ".gangrun", run.replace("/", "_"), NAME)
     return _in_time(directory, lambda: _read(path))
+
+
+def state_figures(directory: str, since_wall: float) -> StateFigures | None:
+    """What a framework's own files there tell that were written since then."""
+    from gangrun.checkpoint.state_files import StateFiles
+
+    return _in_time(directory, lambda: StateFiles(directory).newest(since_wall))
 
 
 class SavedOnDisk:

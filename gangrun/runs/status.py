@@ -15,19 +15,24 @@ import msgspec
 
 from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, RunState
+from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, Phase, RunState, SeenAnomaly
 from gangrun.core.nodes.standing import active
 from gangrun.core.nodeset import natural_sort
-from gangrun.core.text import is_save_time, step_or_none
+from gangrun.core.recovery.anomalies import past_words
+from gangrun.core.recovery.loss_rules import LOSS, NORM
+from gangrun.core.text import is_save_time, json_number, step_or_none, step_words
 from gangrun.errors import UserError
-from gangrun.runs.figures import figures_of
+from gangrun.runs.figures import NOT_NUMBERS, figures_of
 from gangrun.runs.rank_output import lost_output
-from gangrun.runs.saves import SavedOnDisk, SavesStatus, saves_status, unjudged_on_disk
+from gangrun.runs.recoveries import recoveries_of
+from gangrun.runs.saves import SavedOnDisk, SavesStatus, saves_status, state_figures, unjudged_on_disk
 from gangrun.runs.snapshot import RunSnapshot, concerns_scheduler, read, with_queue
 from gangrun.runs.state import run_state
 from gangrun.runs.times import WallTimes, wall_now
+from gangrun.wire.spec import RunSpec
 
 SCHEMA = 1
+TELLS_WITHIN_S = 60.0
 
 
 class AttemptStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +132,50 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None
 
 
+class RecoveryParts(msgspec.Struct, frozen=True, kw_only=True):
+    """The seconds of one recovery; together they are its whole."""
+
+    noticed_s: float = 0.0
+    decided_s: float = 0.0
+    stopped_s: float = 0.0
+    fenced_s: float = 0.0
+    waited_s: float = 0.0
+    checked_s: float = 0.0
+    chosen_s: float = 0.0
+    started_s: float = 0.0
+    first_step_s: float = 0.0
+
+
+class RecoveryStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One recovery, from the failure to the first new step."""
+
+    attempt: int
+    next_attempt: int | None
+    failed: float
+    recovered: float | None
+    rung: str | None
+    whole_s: float
+    parts: RecoveryParts
+    lost_steps: int | None
+    lost_gpu_s: float | None
+
+
+class AnomalyStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of bad losses or gradient norms; ``value`` is a word, since JSON has no NaN."""
+
+    attempt: int
+    rank: int
+    node: str
+    kind: str
+    what: str
+    value: str
+    since_step: int
+    step: int
+    reports: int
+    lasting: bool
+    words: str
+
+
 class Status(msgspec.Struct, kw_only=True):
     """One run. Every key is always there; what is not known is null."""
 
@@ -145,11 +194,13 @@ class Status(msgspec.Struct, kw_only=True):
     step: int | None = None
     loss: float | str | None = None  # "NaN" and the infinities are words: JSON has no such numbers
     grad_norm: float | str | None = None
+    anomalies: tuple[AnomalyStatus, ...] = ()  # of loss and gradient norm, over all attempts
     total_steps: int | None = None
     steps_per_s: float | None = None
     eta_s: float | None = None  # until the last step, if nothing fails
     tokens: int | None = None
     tokens_per_s: float | None = None
+    phase: str | None = None  # of the script: train, eval, checkpoint or startup
     lost_s: float = 0.0  # to failures: work done again, and time without ranks
     log_step: int | None = None  # that ranks printed, if they report none
     checkpoint: CheckpointStatus | None = None
@@ -169,6 +220,7 @@ class Status(msgspec.Struct, kw_only=True):
     warning: str = ""
     saves: SavesStatus | None
     ranks: tuple[RankStatus, ...] | None = None
+    recoveries: tuple[RecoveryStatus, ...] | None = None  # None: nobody asked for them, as they need the whole journal
     abandoned: bool
     directory: str
     notes: tuple[str, ...]
@@ -200,7 +252,8 @@ def final_status(paths: RunPaths) -> str:
     """One JSON object on one line."""
     import json
 
-    return json.dumps(msgspec.to_builtins(status_of(read(paths, scheduler=True), wall_now())))
+    reading = read(paths, scheduler=True)
+    return json.dumps(msgspec.to_builtins(with_recoveries(status_of(reading, wall_now()), reading)))
 
 
 def status_of(reading: RunSnapshot, now: float, saved: SavedOnDisk | None = None) -> Status:
@@ -217,7 +270,7 @@ def status_of(reading: RunSnapshot, now: float, saved: SavedOnDisk | None = None
         saves=saves_status(spec.checkpoint.directory, spec.run), notes=(*reading.notes, *lost_output(reading.paths)),
     )  # fmt: skip
     if reading.state is not None:
-        _add_state(status, reading, reading.state)
+        _add_state(status, reading, reading.state, now)
     if truth.ended:
         status.warning, status.eta_s = "", None
         _add_last(status, reading, saved or SavedOnDisk())
@@ -226,11 +279,41 @@ def status_of(reading: RunSnapshot, now: float, saved: SavedOnDisk | None = None
     return status
 
 
+def _unknown_resume(reading: RunSnapshot, state: RunState, live: Mapping[str, Any], now: float) -> Iterator[str]:
+    """Said once the script has had time to tell its first step."""
+    resume, newest = state.attempt.resume, state.attempts[-1] if state.attempts else None
+    known = (state.attempt.step, live.get("step"), live.get("log_step"))
+    if resume is None or newest is None or any(isinstance(one, int) and one >= 0 for one in known):
+        return
+    if state.phase not in {*TERMINAL, Phase.RUNNING}:
+        return
+    if now - WallTimes.of(reading.records).wall(newest.started) > TELLS_WITHIN_S:
+        steps = step_words(resume.step)
+        yield f"whether the script resumed from {steps} is not known: it reports, prints and writes no step"
+
+
+def _add_written(status: Status, spec: RunSpec) -> None:
+    """What the framework's own files say of a run whose ranks reported no step: its last save is the newest news."""
+    told = state_figures(spec.checkpoint.directory, spec.created_wall)
+    if told is not None and told.step > (-1 if status.log_step is None else status.log_step):
+        status.log_step = told.step
+        status.total_steps = status.total_steps or (told.total_steps if told.total_steps > 0 else None)
+        status.loss = status.loss if told.loss is None else json_number(told.loss)
+
+
 def _add_last(status: Status, reading: RunSnapshot, saved: SavedOnDisk) -> None:
     """What a run that has ended did last: its supervisor need not have seen it."""
     spec, ended = reading.spec, status.last_sign or 0.0
-    if reading.live is not None and reading.live.live.get("step") != status.step:
-        status.loss = status.grad_norm = None  # they are those of an earlier step
+    told_at_end = reading.state is not None and reading.state.attempt.loss is not None
+    if status.step is None and spec.checkpoint.directory:
+        _add_written(status, spec)
+    if reading.live is not None and reading.live.live.get("step") != status.step:  # they are those of an earlier step
+        status.grad_norm = None
+        status.loss = status.loss if told_at_end else None
+        for one in status.anomalies:  # but of these the last step, or no step at all, is known
+            is_last = one.attempt == status.attempts[-1].number and (status.step is None or one.step >= status.step)
+            if is_last and one.value in NOT_NUMBERS:
+                setattr(status, _FIGURES[one.what], one.value)
     if not spec.checkpoint.directory or not status.attempts:
         return
     found = saved.newest(spec.checkpoint, spec.created_wall, ended)
@@ -240,7 +323,7 @@ def _add_last(status: Status, reading: RunSnapshot, saved: SavedOnDisk) -> None:
         status.checkpoint = CheckpointStatus(step=step_or_none(step), path=path, level="unread", seen=at)
 
 
-def _add_state(status: Status, reading: RunSnapshot, state: RunState) -> None:
+def _add_state(status: Status, reading: RunSnapshot, state: RunState, now: float) -> None:
     """What a supervisor wrote."""
     walls, fresh = WallTimes.of(reading.records), _fresh(reading, state)
     status.attempts = tuple(attempt_status(attempt, walls.wall) for attempt in state.attempts)
@@ -255,9 +338,11 @@ def _add_state(status: Status, reading: RunSnapshot, state: RunState) -> None:
         newest = fresh.get("log_step")
         printed = max(state.checkpoints.logged_step, newest if isinstance(newest, int) else -1)
         status.log_step = printed if printed >= 0 else None
-    figures = figures_of(fresh, status.log_step if status.step is None else status.step)
+    newest = status.log_step if status.step is None else status.step
+    figures = figures_of(fresh, newest, state.attempt, ended=state.phase in TERMINAL)
     for name in figures.__struct_fields__:
         setattr(status, name, getattr(figures, name))
+    status.anomalies = tuple(map(_anomaly, state.anomalies))
     status.lost_s = lost_s(status.attempts)
     status.checkpoint = _checkpoint(state.checkpoints.newest, reading)
     status.memory_step = memory_step(reading, state)
@@ -265,8 +350,20 @@ def _add_state(status: Status, reading: RunSnapshot, state: RunState) -> None:
     status.nodes = tuple(natural_sort(state.roster.nodes)) or reading.spec.nodes
     status.world_size = state.attempt.placement.world_size if state.attempt.placement else status.world_size
     status.supervisor = SupervisorStatus(term=state.term, node=reading.claim.node if reading.claim else "")
+    status.notes = (*status.notes, *_unknown_resume(reading, state, fresh, now))
     status.updated = walls.wall(state.updated_at) if state.updated_at else None
     status.warning = str(fresh.get("warning", ""))
+
+
+_FIGURES = {LOSS: "loss", NORM: "grad_norm"}
+
+
+def _anomaly(seen: SeenAnomaly) -> AnomalyStatus:
+    one = seen.anomaly
+    return AnomalyStatus(
+        attempt=seen.attempt, rank=seen.rank, node=seen.node, kind=one.kind.value, what=one.what, value=one.value,
+        since_step=one.since_step, step=one.step, reports=one.count, lasting=one.lasting, words=past_words(seen),
+    )  # fmt: skip
 
 
 def _newest_job(reading: RunSnapshot) -> str | None:
@@ -345,14 +442,42 @@ def lost_s(attempts: Sequence[AttemptStatus]) -> float:
             continue
         if one.outcome != "cancelled":
             lost += max(0.0, after.started - one.ended)
-        lasted_s = max(0.0, one.ended - one.started)
-        if after.resumed_from_save is not None:
-            lost += min(lasted_s, max(0.0, one.ended - after.resumed_from_save))
-            continue
-        began, kept = (-1 if step is None else step for step in (one.resumed_from_step, after.resumed_from_step))
-        done = max(-1 if one.last_step is None else one.last_step, kept)
-        lost += lasted_s * (1 - max(0, kept - began) / (done - began)) if done > began else lasted_s
+        lost += max(0.0, one.ended - one.started) * redone_share(one, after.resumed_from_step, after.resumed_from_save)
     return lost
+
+
+def redone_share(one: AttemptStatus, resumed_step: int | None, resumed_save: float | None) -> float:
+    """The share of an attempt that has ended which an attempt that resumes from there has to do again."""
+    lasted_s = max(0.0, (one.started if one.ended is None else one.ended) - one.started)
+    if resumed_save is not None:
+        return min(1.0, max(0.0, (one.ended or 0.0) - resumed_save) / lasted_s) if lasted_s else 0.0
+    began, kept = (-1 if step is None else step for step in (one.resumed_from_step, resumed_step))
+    done = max(-1 if one.last_step is None else one.last_step, kept)
+    return 1 - max(0, kept - began) / (done - began) if done > began else 1.0
+
+
+def recovery_statuses(run: RunSnapshot) -> tuple[RecoveryStatus, ...]:
+    """Every recovery of the run; the snapshot must have all records."""
+    walls = WallTimes.of(run.records)
+    return tuple(
+        RecoveryStatus(
+            attempt=one.attempt, next_attempt=one.next_attempt, failed=walls.wall(one.began_ms / 1000),
+            recovered=None if one.ended_ms is None else walls.wall(one.ended_ms / 1000),
+            rung=None if one.rung is None else one.rung.value, whole_s=one.whole_ms / 1000,
+            parts=RecoveryParts(**{f"{part.value}_s": ms / 1000 for part, ms in one.parts_ms.items()}),
+            lost_steps=one.lost_steps_count,
+            lost_gpu_s=None if one.lost_gpu_s is None else round(one.lost_gpu_s, 3),
+        )
+        for one in recoveries_of(run.records)
+    )  # fmt: skip
+
+
+def with_recoveries(status: Status, reading: RunSnapshot) -> Status:
+    """The status with every recovery, for which the journal is read anew if ranks were ever started again."""
+    restarted = len(status.attempts) > 1 or status.restarts > 0
+    again = read(reading.paths, timeline=True) if restarted else None
+    status.recoveries = () if again is None else recovery_statuses(again)
+    return status
 
 
 def device_tests(nodes: Mapping[str, Node]) -> Iterator[DeviceTestStatus]:

@@ -23,7 +23,7 @@ from gangrun.sim.engine.disk import Mount, SimDisk
 from gangrun.sim.engine.network import Network
 from gangrun.sim.engine.process import Probe
 from gangrun.sim.setup import Setup
-from gangrun.wire.messages import BetweenAgents, Launch
+from gangrun.wire.messages import BetweenAgents, Launch, PeerAddress
 
 SCANCEL_AFTER_S = 40.0
 
@@ -51,6 +51,7 @@ class Cluster(Surroundings):
         self.upgraded = False
         self.journal_damaged = False  # decisions were lost, so what follows may contradict them
         self.sick: set[str] = set()
+        self.broken_slots: dict[str, set[int]] = {}
         self.bad_links: set[frozenset[str]] = set()
         self.at_fault: set[str] = set()  # nodes that had a fault of their own
         self.rank_failures = RankFailures(self.timeline, self.rng)
@@ -129,6 +130,18 @@ class Cluster(Surroundings):
             return
         route = f"peer:{sender.incarnation}".encode()
         self.network.send(sender.node.index, receiver.node.index, lambda: receiver.hear_peer(message, route))
+
+    def knock(self, sender: SimAgent, peer: PeerAddress) -> None:
+        """The kernel of a host that is up answers, if the way there and back is open; so does none that is paused."""
+        target = self.node_named(peer.node)
+
+        def answer() -> None:
+            if target is not None and target.up and not target.clock.stopped:
+                fact = facts.HostAnswered(peer.node)
+                self.network.send(target.index, sender.node.index, lambda: sender.tell(fact))
+
+        if target is not None:
+            self.network.send(sender.node.index, target.index, answer)
 
     def gang_at(self, command: Launch) -> SimGang:
         """Whoever meets at this address and port."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from gangrun.core.events import DrainRequested, Stamped
 from gangrun.core.model import ErrorReport
 from gangrun.sim.body.gang import SimRank
 from gangrun.sim.body.node import SimNode
@@ -63,6 +64,7 @@ class Kind(Enum):
     REORDER = "messages of the node come out of order"
     LOSE = "amount of the node's messages are lost"
     SICK = "a check on the node finds it broken, now and each time that it is asked"
+    BREAK_SLOT = "a check finds slot number amount of the node broken, now and each time that it is asked"
     BAD_NIC = "the node's ranks reach no rank on other nodes, and neither does its network test; heartbeats get through"
     BAD_LINK = "as that, between the node and the next one only"
     POOR = "a check on the node finds its hardware poor"
@@ -96,6 +98,7 @@ class Kind(Enum):
     BATCH_LOST = "the batch host is lost"
     SCANCEL = "scancel without our knowledge"
     CANCEL = "gangrun cancel"
+    DRAIN = "gangrun drain, of the node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,8 +395,11 @@ def _slow_kill(world: Cluster, node: SimNode, fault: Fault) -> None:
 def _sick(world: Cluster, node: SimNode, fault: Fault) -> None:
     if fault.kind is Kind.SICK:
         world.sick.add(node.name)
+    slot = int(fault.amount) if fault.kind is Kind.BREAK_SLOT else -1
+    if slot >= 0:
+        world.broken_slots.setdefault(node.name, set()).add(slot)
     if node.agent is not None:
-        node.agent.finds(fatal=fault.kind is Kind.SICK)
+        node.agent.finds(fatal=fault.kind is not Kind.POOR, slot=slot)
 
 
 def _bad_link(world: Cluster, node: SimNode, fault: Fault) -> None:
@@ -641,6 +647,14 @@ def _cancel(world: Cluster, fault: Fault) -> None:
     world.cancel()
 
 
+def _drain(world: Cluster, node: SimNode, fault: Fault) -> None:
+    """Whoever decides is told; a supervisor that comes later reads it in the journal, or it was refused."""
+    del fault
+    for supervisor in world.supervisors:
+        if supervisor.alive:
+            supervisor.post(Stamped(DrainRequested(node.name, "gangrun drain", "k")))
+
+
 _NODE: dict[Kind, Callable[[Cluster, SimNode, Fault], None]] = {
     Kind.KILL_SUPERVISOR: _kill_supervisor,
     Kind.UPGRADE_SUPERVISOR: _kill_supervisor,
@@ -657,6 +671,8 @@ _NODE: dict[Kind, Callable[[Cluster, SimNode, Fault], None]] = {
     Kind.NODE_TAKEN: _take,
     Kind.SICK: _sick,
     Kind.POOR: _sick,
+    Kind.BREAK_SLOT: _sick,
+    Kind.DRAIN: _drain,
     Kind.BAD_NIC: _bad_link,
     Kind.BAD_LINK: _bad_link,
     Kind.DRIFT: _drift,

@@ -687,6 +687,7 @@ class Exclusions:
         known = before["excluded"] if before is not None else {}
         excluded, nodes = (after["excluded"], after["nodes"]) if after is not None else ({}, {})
         new = {name for name, entry in excluded.items() if entry != known.get(name) and not entry["hardware"]}
+        new = {name for name in new if not excluded[name].get("drained_by")}
         if not new:
             return
         silent = after["evidence"].get("silent") or () if after is not None else ()

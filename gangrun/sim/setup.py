@@ -22,6 +22,7 @@ class Setup:
     agents_begin_s: tuple[float, float] | None = None  # how long they import, from and to; None: at once
     label: str = ""  # how to say this setup on the command line
     spares_count: int = 0  # nodes that each job has besides, which hold no ranks
+    spare_slots_count: int = 0  # of each node: one box with a GPU for each rank, and more
     time_limit_s: float = 0.0  # of each job; 0: none
     reads_together: bool = False  # all nodes read a checkpoint before it is resumed from
 

@@ -236,7 +236,7 @@ class AgentMessages:
                 said.seq,
                 said.boottime,
                 self._journalled(row),
-                self._candidates,
+                row.to_name(self._candidates, said.echo, now),
                 self._roster_count,
                 now,
                 self._wall(),
@@ -266,7 +266,9 @@ class AgentMessages:
         names = candidates(
             {n: node for n, node in supervisor.state.roster.nodes.items() if n in rows}, self._facts.node
         )
-        self._candidates = tuple(rows[name].hello.peer for name in names)
+        found = tuple(rows[name].hello.peer for name in names)
+        if found != self._candidates:  # a new object tells each row that they are others
+            self._candidates = found
 
     # ---- events ----
 

@@ -45,6 +45,7 @@ from gangrun.supervisor.node_calls import (
     VerifyCall,
 )
 from gangrun.supervisor.opening import RunFacts
+from gangrun.supervisor.progress import GangProgress
 from gangrun.supervisor.recover_call import Done, RecoverCall
 from gangrun.wire.messages import CommandResult, Farewell
 
@@ -108,9 +109,12 @@ class GangCommands:
         policy: Policy,
         empty_at: Callable[[str], float],
         checkpoints: Checkpoints,
-        save_step: Callable[[float], int],
+        progress: GangProgress,
+        jobs_looked_at: Callable[[], float],
     ) -> None:
-        """``empty_at``: from when on law 1 presumes a node empty. ``save_step``: what all ranks can still save."""
+        """``empty_at``: from when on law 1 presumes a node empty. ``progress``: knows what all ranks can still save.
+        ``jobs_looked_at``: when the scheduler was asked of this job whose answer came last.
+        """
         self.ending: EndJob | None = None
         self.job_ended = False  # the scheduler's side of the end is done, or is not waited for any more
         self._board = board
@@ -119,7 +123,8 @@ class GangCommands:
         self._policy = policy
         self._empty_at = empty_at
         self._checkpoints = checkpoints
-        self._save_step = save_step
+        self._progress = progress
+        self._jobs_looked_at = jobs_looked_at
         self._start: StartCall | None = None
         self._stop: StopCall | None = None
         self._stacks: StacksCall | None = None
@@ -134,13 +139,14 @@ class GangCommands:
 
     # ---- what the core asks for ----
 
-    def start(self, action: StartGang, now: float) -> None:
+    def start(self, action: StartGang, state: RunState, now: float) -> None:
         """Start all ranks."""
         if action.attempt <= self._stopped_through:
             return  # stopped while its record was on the way to disk
         _end(self._start)
         self._check.leave(action.placement.nodes)  # the other nodes may still be at it
-        self._start = StartCall(self._board, action, self._facts.addresses, self._policy, now)
+        failures = state.budget.total_count
+        self._start = StartCall(self._board, action, self._facts.addresses, self._policy, now, failures)
 
     def stop(self, action: StopGang, state: RunState, now: float) -> None:
         """Stop all ranks."""
@@ -149,12 +155,14 @@ class GangCommands:
         if self._stop is None or self._stop.over or self._stop.attempt != action.attempt:
             _end(self._stop)
             savers = self._policy.saves_with or state.checkpoints.savers or Savers.RANK0
-            self._stop = StopCall(self._board, self._policy, state.attempt.placement, savers, self._empty_at)
+            self._stop = StopCall(
+                self._board, self._policy, state.attempt.placement, savers, self._empty_at, self._jobs_looked_at
+            )
         held = set(
             state.attempt.placement.nodes if state.attempt.placement else state.roster.nodes
         )  # unknown where: anywhere
         doubtful = {row.node for row in self._rows.values() if not row.empty or row.hello.launching}
-        self._stop.begin(action, held | doubtful, now, self._save_step(now) if action.checkpoint_first else -1)
+        self._stop.begin(action, held | doubtful, now, self._progress.save_step(now) if action.checkpoint_first else -1)
 
     def stacks(self, action: TakeStacks, state: RunState, now: float) -> None:
         """Take all ranks' stacks."""
@@ -165,7 +173,7 @@ class GangCommands:
     def save(self, action: SaveGang, state: RunState, now: float) -> None:
         """Have all ranks save and train on."""
         placed = state.attempt.placement.nodes if state.attempt.placement else ()
-        call = SaveCall(self._board, action, placed, self._save_step(now), now)
+        call = SaveCall(self._board, action, placed, self._progress.save_step_ahead, now)
         self._saves = [*(one for one in self._saves if not one.over), call]
 
     def check(self, action: CheckNodes, now: float) -> None:
@@ -354,7 +362,7 @@ class Dispatch:
         commands = self._commands
         match action:
             case StartGang():
-                commands.start(action, now)
+                commands.start(action, state, now)
             case StopGang():
                 commands.stop(action, state, now)
             case TakeStacks():

@@ -16,17 +16,20 @@ word of this supervisor that the agent had when it sent the beat (the echoed ``s
 a beat that lay in a queue while its agent promised itself to another supervisor proves nothing. The majority must hold
 in the roster as it is and in the one on disk, which a successor would count.
 
-Silence: a node that is silent for S is a suspect, and other agents are asked whether they reach it. It is *lost* when
-the gang it belongs to has halted too, when no other node reaches it, or when its lease is over. The judge must not be
-the one that is cut off: with less than half of the roster in hearing no node is lost until a majority on the other
-side would long have taken the term.
+Silence: once a heartbeat is missed, other agents are asked whether they reach the node: its agent, or at least its
+host, whose kernel answers however busy the processes are. If neither answers, the node is a suspect after S, and lost
+once all who were asked have said so: it is gone. If its host answers, the node is slow, stopped, or cut off from us
+alone: it is a suspect only after three times S, and *lost* if no agent reaches its agent then, or the gang it belongs
+to has halted too. In any case it is lost when its lease is over. The judge must not be the one that is cut off: with
+less than half of the roster in hearing no node is lost until a majority on the other side would long have taken the
+term.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
 from collections import Counter, deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -64,6 +67,22 @@ class Row:
     attempt: int = -1
     readings: tuple[RankSample, ...] = ()
     clocks_apart: deque[float] = field(default_factory=lambda: deque(maxlen=CLOCKS_KEPT_COUNT))
+    named: tuple[PeerAddress, ...] = ()  # the candidates that the newest ack with any told it, and that ack's stamp
+    named_stamp: float = -NEVER
+    knows_named: bool = False  # it has echoed that stamp, so it has them
+
+    def to_name(self, candidates: tuple[PeerAddress, ...], echo: float, stamp: float) -> tuple[PeerAddress, ...]:
+        """What an ack with this stamp tells of the candidates; () if the agent has these: each name costs some bytes
+        for each heartbeat. ``echo``: the newest stamp that it had.
+        """
+        if self.named is not candidates:
+            self.knows_named = False
+        elif echo == self.named_stamp != self.welcomed_at:  # else it may be a welcome's
+            self.knows_named = True
+        if self.knows_named:
+            return ()
+        self.named, self.named_stamp = candidates, stamp
+        return candidates
 
     def on_run_clock(self, boottime: float) -> float:
         """A time of its host as one of ours, to within the quickest way of its last beats; 0.0 is no time."""
@@ -242,7 +261,7 @@ class Leadership:
         self._all_again_at = now + COUNT_COST_S * len(self._heard) if len(self._heard) > COUNT_ALWAYS_MAX else -NEVER
         counted = {name for roster in self._rosters for name, node in roster.items() if not node.lost}
         oldest = min((self._heard.get(name, -NEVER) for name in counted), default=float("inf"))
-        self._all_until = oldest + self._timing.silence_after_s
+        self._all_until = oldest + lease.all_heard_within_s(self._timing)
         return now <= self._all_until
 
     def _ends_at(self, nodes: Nodes) -> float:
@@ -256,34 +275,47 @@ class Leadership:
 
 PROBERS_COUNT = 3
 PROBE_WAIT_BEATS = 3.0
+STEPS_SHOW_BEATS = 3.0  # by then it is known whether all ranks step without the heartbeats of a node
+ASK_AGAIN_BEATS = 2.0  # about a node that was seen to live
 
 
 @dataclass(slots=True)
 class Suspect:
-    """A silent node and what others say of it."""
+    """A node whose heartbeats are missing, and what others say of it."""
 
     since: float
     asked_at: float | None = None
-    answers: dict[str, bool | None] = field(default_factory=dict)  # prober -> did it reach the node
+    answers: dict[str, ProbeResult | None] = field(default_factory=dict)  # by prober
 
     @property
     def reached(self) -> bool:
-        """Somebody else reaches it: the way is broken, not the node."""
-        return any(self.answers.values())
+        """Another agent reaches its agent: the way is broken, not the node."""
+        return any(answer is not None and answer.reached for answer in self.answers.values())
+
+    @property
+    def lives(self) -> bool:
+        """Its host answers others at least."""
+        return any(answer is not None and (answer.reached or answer.is_up) for answer in self.answers.values())
+
+    @property
+    def gone(self) -> bool:
+        """Everybody who was asked has said that not even its host answers."""
+        return bool(self.answers) and None not in self.answers.values() and not self.lives
 
     def unreached(self, now: float, wait_s: float) -> bool:
         """Everybody who was asked says no, or nobody answered in time."""
         if self.asked_at is None or not self.answers or self.reached:
             return False
-        return all(answer is False for answer in self.answers.values()) or now >= self.asked_at + wait_s
+        return None not in self.answers.values() or now >= self.asked_at + wait_s
 
 
 class Silence:
-    """Suspects, and what becomes of them."""
+    """Nodes that miss heartbeats, suspects, and what becomes of them."""
 
     def __init__(self, beats: Heartbeats, timing: Timing, term: int, send: Callable[[str, object], None]) -> None:
         self.suspects: dict[str, Suspect] = {}
         self.lost: set[str] = set()
+        self._overdue: dict[str, Suspect] = {}  # not suspects yet
         self._left: set[str] = set()
         self._peers: dict[str, PeerAddress] = {}  # of nodes that others know, and that may never have come here
         self.next_at = NEVER
@@ -294,6 +326,7 @@ class Silence:
         self._term = term
         self._send = send
         self._probe_wait_s = PROBE_WAIT_BEATS * timing.beat_every_s
+        self._overdue_s, self._slow_s = lease.overdue_after_s(timing), lease.slow_after_s(timing)
 
     @property
     def away(self) -> tuple[str, ...]:
@@ -314,18 +347,20 @@ class Silence:
         """The run leaves this job for another one, whose nodes are unsuspected."""
         self._left.update(self.suspects)
         self.suspects.clear()
+        self._overdue.clear()
         self.lost.clear()
         self._able = None
 
     def watch(self, said: Hello, now: float) -> None:
         """There is one more agent to listen for, and it knows others."""
         self._able = None
+        self._overdue.pop(said.node, None)
         self._peers.update((peer.node, peer) for peer in said.peers)
-        self.next_at = min(self.next_at, now + self._timing.silence_after_s)
+        self.next_at = min(self.next_at, now + self._overdue_s)
 
     def joined(self, node: str) -> None:
         """A new agent on the node: nothing is held against it, and joining says that it was heard."""
-        if self.suspects.pop(node, None) is not None:
+        if self.suspects.pop(node, None) is not None or self._overdue.pop(node, None) is not None:
             self._able = None
         self.lost.discard(node)
         self._left.discard(node)
@@ -339,7 +374,7 @@ class Silence:
 
     def probe(self, node: str, state: RunState, now: float) -> None:
         """Ask a few others whether they reach it; asking twice changes nothing."""
-        suspect = self.suspects.get(node)
+        suspect = self.suspects.get(node) or self._overdue.get(node)
         row = self._beats.rows.get(node)
         target = row.hello.peer if row is not None else self._peers.get(node)
         if suspect is None or target is None or suspect.asked_at is not None:
@@ -349,55 +384,98 @@ class Silence:
             return
         suspect.asked_at = now
         suspect.answers = dict.fromkeys(probers)
-        self._ask(suspect, target)
-
-    def _ask(self, suspect: Suspect, peer: PeerAddress) -> None:
-        for prober, answer in suspect.answers.items():
-            if answer is None:
-                self._send(prober, Probe(self._term, peer))
+        for prober in probers:
+            self._send(prober, Probe(self._term, target))
 
     def _probers(self, node: str, state: RunState) -> list[str]:
         """The next few in order, from the node on and around; sorted once for all that fall silent together."""
         if self._able is None:
-            self._able = sorted(self._beats.rows.keys() - self.suspects.keys())
+            self._able = sorted(self._beats.rows.keys() - self.suspects.keys() - self._overdue.keys())
         able, at = self._able, bisect(self._able, node)
         around = (able[(at + i) % len(able)] for i in range(len(able)))
         return list(islice((name for name in around if name in state.roster.nodes), PROBERS_COUNT))
 
     def answered(self, said: ProbeResult) -> None:
         """One prober's word."""
-        suspect = self.suspects.get(said.target)
+        suspect = self.suspects.get(said.target) or self._overdue.get(said.target)
         if suspect is not None and said.node in suspect.answers:
-            suspect.answers[said.node] = said.reached
+            suspect.answers[said.node] = said
             # Each look goes through all rows, and of thousands of suspects each has some answers to come.
-            many = len(self.suspects) > COUNT_ALWAYS_MAX
+            many = len(self.suspects) + len(self._overdue) > COUNT_ALWAYS_MAX
             soon = self._looked_at + COUNT_COST_S * len(self._beats.rows) if many else -NEVER
             self.next_at = min(self.next_at, soon)
 
+    def missing(self, state: RunState, now: float) -> None:
+        """The term begins without some of its roster: others are asked about them at once."""
+        absent = [name for name in self._beats.heard if name not in self._beats.rows and name not in self.suspects]
+        self._miss([(name, self._beats.heard[name]) for name in absent], state, now)
+
     def tick(self, state: RunState, now: float, halted: bool | None, stepped_at: float | None) -> list[Event]:
-        """Who fell silent, who is lost. ``halted``: has the gang stopped stepping (None: nobody knows).
+        """Who misses heartbeats, fell silent, is lost. ``halted``: has the gang stopped stepping (None: nobody knows).
         ``stepped_at``: when its newest step was seen, if it reports steps.
         """
         self._looked_at = now
         told: list[Event] = []
-        seen = lease.judge_silence(self._beats.heard, self.suspects.keys(), now, self._timing)
-        for node, since in seen.newly_silent:
-            self.suspects[node] = Suspect(since)
-            self._able = None
-            told.append(NodeSilent(node, since))
+        known = self.suspects.keys() | self._overdue.keys() if self._overdue else self.suspects.keys()
+        seen = lease.judge_silence(self._beats.heard, known, now, self._overdue_s)
         for node in seen.newly_heard:
-            told.extend(self.heard(node, now))
+            if node in self._overdue and self._beats.heard[node] > self._overdue[node].since:
+                del self._overdue[node]
+                self._able = None
+            if node in self.suspects:
+                told.extend(self.heard(node, now))
         self.next_at = seen.next_at
+        self._miss(seen.newly_silent, state, now)
+        told.extend(self._fell_silent(state, now))
         open_ones = sorted(set(self.suspects) - self.lost)
         few = bool(open_ones) and self._hears_few(state, now)
         for node in open_ones:
-            stepped = stepped_at is not None and stepped_at > self.suspects[node].since + 2 * self._timing.beat_every_s
-            why = self._lost_why(node, state, now, halted, stepped=stepped, few=few)
+            since = self.suspects[node].since
+            why = self._lost_why(node, state, now, halted, steps=self._steps_on(since, stepped_at, now), few=few)
             if why:
                 self.lost.add(node)
-                told.append(NodeLost(node, self.suspects[node].since, why))
+                told.append(NodeLost(node, since, why))
             else:
-                self.next_at = min(self.next_at, now + self._timing.beat_every_s)
+                shown_at = since + STEPS_SHOW_BEATS * self._timing.beat_every_s
+                self.next_at = min(self.next_at, now + self._timing.beat_every_s, shown_at if shown_at > now else NEVER)
+        return told
+
+    def _steps_on(self, since: float, stepped_at: float | None, now: float) -> bool:
+        """Does the gang step without the node's heartbeats, so that its ranks live, or may it? A step becomes known a
+        heartbeat after it was made, and the node may have lived for one after its last.
+        """
+        if stepped_at is None:
+            return False
+        beat_s = self._timing.beat_every_s
+        may_have = stepped_at > since + beat_s and now < since + STEPS_SHOW_BEATS * beat_s
+        return may_have or stepped_at > since + 2 * beat_s
+
+    def _miss(self, nodes: Iterable[tuple[str, float]], state: RunState, now: float) -> None:
+        """These miss a heartbeat: who can be asked is found without any of them."""
+        fresh = {node: Suspect(since) for node, since in nodes if node not in self._overdue}
+        if fresh:
+            self._overdue |= fresh
+            self._able = None
+        for node in fresh:
+            self.probe(node, state, now)
+
+    def _fell_silent(self, state: RunState, now: float) -> list[Event]:
+        """Those for whose heartbeat it is too late now, as far as others do not say that the node lives."""
+        told: list[Event] = []
+        for node, missed in list(self._overdue.items()):
+            missed.since = self._beats.heard.get(node, missed.since)
+            again_s, before = ASK_AGAIN_BEATS * self._timing.beat_every_s, missed.answers
+            if missed.lives and missed.asked_at is not None and now >= missed.asked_at + again_s:
+                missed.asked_at = None  # what was seen then may be gone by now
+                self.probe(node, state, now)
+                missed.answers = {name: before.get(name) for name in missed.answers}
+            due = missed.since + (self._slow_s if missed.lives else self._timing.silence_after_s)
+            if now >= due:
+                del self._overdue[node]
+                self.suspects[node] = missed
+                told.append(NodeSilent(node, missed.since))
+            else:
+                self.next_at = min(self.next_at, due, now + self._timing.beat_every_s)
         return told
 
     def _hears_few(self, state: RunState, now: float) -> bool:
@@ -412,19 +490,22 @@ class Silence:
         counted = [n for n in state.roster.nodes if n in alive or (n in suspects and suspects[n].since > recently)]
         return 2 * sum(heard.get(name, lately) > lately for name in counted) < len(counted)
 
-    def _lost_why(
-        self, node: str, state: RunState, now: float, halted: bool | None, *, stepped: bool, few: bool
-    ) -> str:
-        """Why a suspect is lost, "" if it is not. ``stepped``: the gang has, after the node's last heartbeat."""
+    def _lost_why(self, node: str, state: RunState, now: float, halted: bool | None, *, steps: bool, few: bool) -> str:
+        """Why a suspect is lost, "" if it is not. ``steps``: the gang does without the node's heartbeats."""
         suspect = self.suspects[node]
         silent_s = now - suspect.since
         if few and silent_s < self._timing.counter_still_s:
             return ""
         if now >= lease.presumed_empty_at(suspect.since, self._timing):
             return f"silent for {silent_s:.0f} s, its lease is over"
+        asked = ", ".join(suspect.answers)
+        if not steps and suspect.gone:
+            return f"silent for {silent_s:.0f} s, and its host answers no other node ({asked})"
+        if silent_s < self._slow_s:
+            return ""
         in_gang = state.attempt.placement is not None and state.attempt.placement.holds(node)
         if in_gang and halted:
             return f"silent for {silent_s:.0f} s, and the gang makes no steps any more"
-        if not stepped and suspect.unreached(now, self._probe_wait_s):
-            return f"silent for {silent_s:.0f} s, and no other node reaches it ({', '.join(suspect.answers)})"
+        if not steps and suspect.unreached(now, self._probe_wait_s):
+            return f"silent for {silent_s:.0f} s, and no other node reaches it ({asked})"
         return ""

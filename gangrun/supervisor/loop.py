@@ -89,13 +89,14 @@ class Loop:
         self.leadership = Leadership(timing)
         self.journal = JournalQueue(store, opening.term)
         self.beats = Heartbeats(timing)
-        self.silence = Silence(self.beats, timing, opening.term, self._say_leading)
+        self.silence = Silence(self.beats, timing, opening.term, radio.send)
         self.progress = GangProgress(policy, now, facts.total_steps)
         self.takeover = TakeoverGather(facts, opening, timing, self.beats.rows)
         board = CommandRetry(radio.send, opening.term, self.journal.number, self.leadership.holds, timing)
         self._commands = GangCommands(
-            board, self.beats.rows, facts, policy, self.takeover.empty_at, checkpoints, self.progress.save_step
-        )
+            board, self.beats.rows, facts, policy, self.takeover.empty_at, checkpoints, self.progress,
+            lambda: self.run_clock.at(jobs.looked_at()),
+        )  # fmt: skip
         self._radio = radio
         tables = AgentTables(
             self.beats, self.leadership, self.silence, self.progress, self.takeover, self._commands, self.journal
@@ -228,11 +229,6 @@ class Loop:
         """A table changed: look anew at what is due."""
         self._due = None
 
-    def _say_leading(self, node: str, message: object) -> None:
-        """For what needs no record, but a leader."""
-        if self.leadership.holds(self._now()):
-            self._radio.send(node, message)
-
     # ---- decide and record ----
 
     def tell(self, events: list[Event], now: float) -> None:
@@ -324,6 +320,7 @@ class Loop:
                 self.tell(self.takeover.events(), now)
                 self.count_rosters()
                 self._messages.gathered(now)
+                self.silence.missing(self.state, now)
             return
         self._judge_silence(now)
         for name, due in sorted(self.state.timers.deadlines.items()):
@@ -345,6 +342,12 @@ class Loop:
             self.decide(Stamped(stalled), now)
 
     def _judge_progress(self, now: float) -> None:
+        warned = bool(self.progress.warning)
+        self._judge_steps(now)
+        if bool(self.progress.warning) != warned:
+            self._live_at = now  # people see at once that a hang is suspected, or no more
+
+    def _judge_steps(self, now: float) -> None:
         for event in self.progress.tick(self.state, now):
             if isinstance(event, ProgressStalled):
                 # Ranks that wait for a disk that stands still are not hung: see first whether it answers.

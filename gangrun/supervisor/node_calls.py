@@ -26,6 +26,7 @@ from gangrun.core.events import (
     StopTimedOut,
 )
 from gangrun.core.model import Placement, RankStack, Savers
+from gangrun.core.nodeset import fold_in_order
 from gangrun.core.policy import Policy, Timing
 from gangrun.core.protocol import lease
 from gangrun.ports import VerifyAsked
@@ -128,6 +129,7 @@ STACKS_SHARE = 0.8  # of the time the core waits: what came must be told before 
 LOOK_AGAIN_S = 1.0  # for nodes that fell silent meanwhile
 ANSWERS_WITHIN_S = 2.0  # the scheduler, asked whether it took a node that was lost: such a node is not at fault
 FRAGMENT = "by the fragment rule its ranks can neither step nor save, as the others are dead"
+JOBS_LOOK_S = 0.1  # whether that answer has come
 ASK_AGAIN_S = 5.0  # a node that could not kill its ranks is asked anew
 
 
@@ -189,9 +191,11 @@ class StartCall(NodeCall):
     """Start all ranks in two phases: every node proves that nothing is left on it, then all launch."""
 
     def __init__(
-        self, board: CommandRetry, action: StartGang, addresses: Mapping[str, str], policy: Policy, now: float
-    ) -> None:
+        self, board: CommandRetry, action: StartGang, addresses: Mapping[str, str], policy: Policy, now: float,
+        failures_count: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__(board, now + policy.start_within_s)
+        self._failures_count = failures_count
         self.attempt = action.attempt
         self._action = action
         self._nodes = action.placement.nodes
@@ -229,6 +233,8 @@ class StartCall(NodeCall):
         self.deadline = now + self._within_s
         placement, resume = self._action.placement, self._action.resume
         by_node = ranks_by_node(placement)
+        # Each node is told of all: 10,000 names are 70,000 bytes, for each of them; folded they are 20.
+        listed = fold_in_order(self._nodes) or self._nodes
         for node_rank, node in enumerate(self._nodes):
             ranks, slots = by_node[node]
             launch = Launch(
@@ -242,9 +248,11 @@ class StartCall(NodeCall):
                 slots=slots,
                 master_addr=self._addresses.get(self._nodes[0], self._nodes[0]),
                 master_port=self._port,
-                nodes=self._nodes,
+                nodes=listed,
                 resume_path=resume.path if resume else "",
                 resume_step=resume.step if resume else -1,
+                failures_count=self._failures_count,
+                skip_batches=self._action.skip_batches,
             )
             self.ask(node, lambda act, launch=launch: msgspec.structs.replace(launch, act=act), now)  # type: ignore[misc]
 
@@ -300,11 +308,23 @@ class StacksCall(NodeCall):
 class SaveCall(NodeCall):
     """Have all ranks save one step and train on; a node that is lost ends it without an answer of its own."""
 
-    def __init__(self, board: CommandRetry, action: SaveGang, nodes: tuple[str, ...], step: int, now: float) -> None:
-        super().__init__(board, now + LOOK_AGAIN_S)
+    def __init__(
+        self, board: CommandRetry, action: SaveGang, nodes: tuple[str, ...], step_at: Callable[[float], int | None],
+        now: float,
+    ) -> None:  # fmt: skip
+        """``step_at``: the step that all ranks can save, asked from now on until it is known."""
+        super().__init__(board)
         self._action, self._step, self._saved, self._why = action, -1, False, "no node answered"
-        for node in nodes:
-            self.ask(node, lambda act: AskSave(board.term, act, action.attempt, step), now)
+        self._nodes, self._step_at = nodes, step_at
+        self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        step = self._step_at(now)
+        self.deadline = now + LOOK_AGAIN_S
+        if step is not None:
+            for node in self._nodes:
+                self.ask(node, lambda act: AskSave(self._board.term, act, self._action.attempt, step), now)
+            self._nodes = ()
 
     def _take(self, node: str, result: CommandResult, now: float) -> list[Event]:
         """The ranks of one node have saved, or did not: rank 0 alone may read requests."""
@@ -318,6 +338,9 @@ class SaveCall(NodeCall):
     def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
         """A node that is lost will not answer."""
         del silent
+        if self._nodes:
+            self._begin(now)
+            return []
         self.deadline = now + LOOK_AGAIN_S
         return [] if not self.leave(lost) or self._open else self._answered()
 
@@ -340,7 +363,7 @@ class CheckCall(NodeCall):
         """One node proved itself, or did not."""
         del now
         answer = result.answer if isinstance(result.answer, CheckAnswer) else CheckAnswer("")
-        return [NodeChecked(node, result.ok, result.why, answer.tested, answer.met)]
+        return [NodeChecked(node, result.ok, result.why, answer.tested, answer.met, answer.broken)]
 
 
 FIRST_PORT, PORTS_COUNT = 23_000, 5_000  # below those that kernels hand out by themselves
@@ -374,14 +397,17 @@ class StopCall(NodeCall):
         placement: Placement | None,
         savers: Savers,
         empty_at: Callable[[str], float],
+        jobs_looked_at: Callable[[], float],
     ) -> None:
-        """``empty_at``: from when on law 1 presumes a node empty; infinity if that cannot be said."""
+        """``empty_at``: from when on law 1 presumes a node empty; infinity if that cannot be said. ``jobs_looked_at``:
+        when the scheduler was asked of this job whose answer came last.
+        """
         super().__init__(board)
         self.attempt = -1
         self._policy = policy
         self._placement = placement
         self._savers = savers
-        self._empty_at = empty_at
+        self._empty_at, self._jobs_looked_at = empty_at, jobs_looked_at
         self._action: StopGang | None = None
         self._save_step = -1
         self._waiting: set[str] = set()
@@ -418,6 +444,7 @@ class StopCall(NodeCall):
                 why=action.why,
                 settle_s=action.settle_s,
                 save_step=self._save_step,
+                peer_gone_grace_s=action.peer_gone_grace_s,
             )
 
         self.ask(node, command, now)
@@ -429,7 +456,7 @@ class StopCall(NodeCall):
             self._waiting.discard(node)
             self._answered.add(node)
             self._leftovers.extend(f"{node}: {item}" for item in leftovers)
-            if not self._waiting:
+            if len(self._waiting) <= len(self._lost_at):  # perhaps nobody else is waited for
                 self.deadline = now
             return []
         self._ask_again[node] = now + ASK_AGAIN_S
@@ -448,8 +475,9 @@ class StopCall(NodeCall):
                 self._presume(node, "its lease has expired")
         for node in self._waiting.intersection(lost):
             self._lost_at.setdefault(node, now)
-        answers_s = ANSWERS_WITHIN_S if self._policy.can_requeue else 0.0
-        heard_at = max(self._lost_at.values(), default=now) + answers_s
+        lost_at = max(self._lost_at.values(), default=now)
+        answers_s = ANSWERS_WITHIN_S if self._policy.can_requeue and self._jobs_looked_at() < lost_at else 0.0
+        heard_at = lost_at + answers_s
         if self._waiting and self._waiting <= set(lost) and now >= heard_at and self._fragment(self._waiting):
             for node in sorted(self._waiting):
                 self._presume(node, FRAGMENT)
@@ -457,7 +485,7 @@ class StopCall(NodeCall):
             self.end()
             return [self._stopped()]
         quiet = [self._empty_at(node) for node in self._waiting if node in silent]
-        due = [heard_at] if heard_at > now else []
+        due = [min(heard_at, now + JOBS_LOOK_S)] if heard_at > now else []
         self.deadline = min([now + LOOK_AGAIN_S, *due, *quiet, *self._ask_again.values()])
         return []
 

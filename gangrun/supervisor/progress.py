@@ -14,12 +14,14 @@ import math
 import sys
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from gangrun.core.events import Event, FirstStepSeen, FlushDue, ProgressMarked, ProgressStalled
-from gangrun.core.model import Phase, RunState
+from gangrun.core.events import AnomalySeen, Event, FirstStepSeen, FlushDue, ProgressMarked, ProgressStalled
+from gangrun.core.model import Anomaly, AnomalyKind, Phase, RunState, StateFigures
 from gangrun.core.policy import Policy
 from gangrun.core.recovery.hang import HangWatch, Quiet, Stall
+from gangrun.core.recovery.loss_rules import CALM_COUNT
 from gangrun.core.text import json_number
 from gangrun.ports import Checkpoints
 from gangrun.supervisor.heartbeats import Row
@@ -37,7 +39,9 @@ JUDGE_AGAIN_S = 1.0
 PACE_BEATS = 2.0  # so much time at least tells how fast the gang steps
 RATE_OVER_S = 60.0
 RATE_POINTS_MIN_COUNT = 3
+ANOMALY_BEATS = 1.5  # so long after the first rank tells of an anomaly all others have
 UNSEEN_BEATS = 1.0  # that a command takes to reach all ranks
+PATIENT_BEATS = 10.0  # the same on a machine that hardly runs: a save that no stop waits for has time
 
 
 class Rate:
@@ -85,12 +89,24 @@ class GangFigures:
                 self._loss_rank, self._loss = one.rank, one.loss
             if one.grad_norm is not None and one.rank <= self._norm_rank:
                 self._norm_rank, self._grad_norm = one.rank, one.grad_norm
-            self._total_steps = max(self._total_steps, one.total_steps)
-            self._tokens_count = max(self._tokens_count, one.tokens_count)
+            if one.total_steps >= 0:
+                self._total_steps = max(self._total_steps, one.total_steps)
+            if one.tokens_count >= 0:
+                self._tokens_count = max(self._tokens_count, one.tokens_count)
         if step >= 0:
             self._steps.add(step, now)
         if self._tokens_count > 0:
             self._tokens.add(self._tokens_count, now)
+
+    def add_state(self, told: StateFigures) -> None:
+        """What a file of the framework tells counts where ranks tell nothing."""
+        self._total_steps = max(self._total_steps, told.total_steps)
+        self._loss = told.loss if self._loss_rank == sys.maxsize and told.loss is not None else self._loss
+
+    @property
+    def total_steps(self) -> int:
+        """Of the whole run, as ranks or files tell; -1: they do not."""
+        return self._total_steps
 
     def live(self, now: float) -> dict[str, Any]:
         """All that is known; the rest is missing."""
@@ -105,6 +121,49 @@ class GangFigures:
         return {name: value for name, value in figures.items() if value is not None}
 
 
+class GangAnomalies:
+    """What agents found wrong with the loss, from all nodes: one event for what thousands of ranks see at once."""
+
+    def __init__(self, attempt: int, settle_s: float) -> None:
+        self.due_at = NEVER
+        self._attempt, self._settle_s = attempt, settle_s
+        self._first: dict[tuple[AnomalyKind, str], AnomalySeen] = {}  # in the stretch that runs, by kind and number
+        self._ranks: dict[tuple[AnomalyKind, str], set[int]] = {}
+        self._told: dict[tuple[AnomalyKind, str], bool] = {}  # as lasting?
+
+    def observe(self, node: str, rank: int, anomaly: Anomaly, now: float) -> None:
+        """One rank's newest of this kind, which each heartbeat repeats."""
+        key = anomaly.kind, anomaly.what
+        known = self._first.get(key)
+        seen = AnomalySeen(self._attempt, rank, node, anomaly)
+        if known is None or anomaly.since_step > known.anomaly.step + CALM_COUNT:
+            self._first[key], self._ranks[key] = seen, {rank}
+            self._told.pop(key, None)
+        elif known.anomaly.since_step > anomaly.step + CALM_COUNT:
+            return  # this rank has not come to the newest one
+        else:
+            self._ranks[key].add(rank)
+            lasting = known.anomaly.lasting or anomaly.lasting
+            leads = (anomaly.since_step, rank) <= (known.anomaly.since_step, known.rank)
+            first = seen if leads else known
+            self._first[key] = replace(first, anomaly=replace(first.anomaly, lasting=lasting))
+        if self._told.get(key) is None or self._first[key].anomaly.lasting > self._told[key]:
+            self.due_at = min(self.due_at, now + self._settle_s)
+
+    def take(self, now: float) -> list[Event]:
+        """What is to be recorded now: a rank that saw it earlier may have told it later."""
+        if now < self.due_at:
+            return []
+        self.due_at = NEVER
+        news: list[Event] = []
+        for key, seen in self._first.items():
+            told = self._told.get(key)
+            if told is None or seen.anomaly.lasting > told:
+                self._told[key] = seen.anomaly.lasting
+                news.append(replace(seen, ranks_count=len(self._ranks[key])))
+        return news
+
+
 class GangProgress:
     """One gang's steps, as seen from the supervisor."""
 
@@ -117,6 +176,7 @@ class GangProgress:
         self._attempt = -1
         self._started_at = now
         self._judge_at = NEVER
+        self._told_until = -NEVER  # a stall was told, and is told again then
         self._suspended = False
         self._reset(now)
 
@@ -126,7 +186,10 @@ class GangProgress:
         self._phases: dict[str, int] = {}
         self._readings: dict[str, tuple[RankSample, ...]] = {}  # by node, as of its newest beat
         self._ranks_at = now
-        self._top = self._first = self._printed = self._printed_told = -1
+        self._top = self._first = self._printed = self._printed_told = self._written = -1
+        self._printed_first: tuple[int, int] | None = None  # and of how many steps; of the rank that told it first
+        self._first_told = False
+        self._anomalies = GangAnomalies(self._attempt, ANOMALY_BEATS * self._policy.timing.beat_every_s)
         self._kept = -1, 0  # the newest step in memory, and how many lost nodes it bears
         self._figures = GangFigures(self._total_steps)
         self._advanced_at: float | None = None
@@ -146,6 +209,7 @@ class GangProgress:
         if self._suspended:
             self._watch.suspend(now)
         self._judge_at = now + JUDGE_AGAIN_S
+        self._told_until = -NEVER
 
     def end(self) -> None:
         """No gang runs: nothing to judge."""
@@ -179,19 +243,29 @@ class GangProgress:
             self._steps.pop(row.node, None)
             return
         low = top = row.readings[0].step
-        for reading in row.readings:  # once: there are 80,000 in a second at 10,000 agents
-            step = reading.step
-            first = reading.first_step if reading.first_step >= 0 else step
-            if first >= 0 and not 0 <= self._first <= first:
-                self._first = first
+        newest_kept, known_first = self._kept[0], self._first
+        for reading in row.readings:  # once, with few words: there are 80,000 in a second at 10,000 agents
+            step, first = reading.step, reading.first_step
+            if reading.stand is not None:  # the watch sleeps for longer while all ranks move
+                self._judge_at = min(self._judge_at, max(now + JUDGE_AGAIN_S, self._told_until))
+            if first < 0:
+                first = step
+            if first >= 0 and not 0 <= known_first <= first:
+                known_first = first
             if step > top:
                 top = step
             elif step < low:
                 low = step
-            if reading.kept_step >= self._kept[0]:
+            if reading.kept_step >= newest_kept and reading.kept_step >= 0:
                 self._kept = max(self._kept, (reading.kept_step, reading.kept_losses_count))
+                newest_kept = self._kept[0]
             if reading.log_step >= 0:
                 self._printed = max(self._printed, reading.log_step)
+                if reading.log_first_step >= 0 and self._printed_first is None:
+                    self._printed_first = reading.log_first_step, reading.total_steps
+            for anomaly in reading.anomalies:
+                self._anomalies.observe(row.node, reading.rank, anomaly, now)
+        self._first = known_first
         self._steps[row.node] = low, top
         self._phases[row.node] = row.readings[0].phase
         self._figures.observe(row.readings, max(top, self._top) if max(top, self._top) >= 0 else self._printed, now)
@@ -216,19 +290,31 @@ class GangProgress:
         """The newest step that is whole in the nodes' memory, as ranks say; -1: none."""
         return self._kept[0]
 
-    def save_step(self, now: float) -> int:
+    def save_step(self, now: float, beats: float = UNSEEN_BEATS) -> int:
         """A step that no rank has done when it hears of this, so that all ranks save the same one; -1: none is known.
 
-        What ranks may do unseen: since the newest heartbeat, and while a command is on its way. They step no faster
-        than the fastest pace seen; slow steps are counted from when the newest one was seen.
+        What ranks may do unseen: since the newest heartbeat, and for the ``beats`` that a command is on its way. They
+        step no faster than the fastest pace seen; slow steps are counted from when the newest one was seen.
         """
         if self._top < 0 or self._advanced_at is None:
             return -1
         beat_s = self._policy.timing.beat_every_s
         step_s = min(self._step_times, default=beat_s / (1 + self._top - max(0, self._first)))
-        unseen_s = (1 + UNSEEN_BEATS) * beat_s
+        unseen_s = (1 + beats) * beat_s
         since_s = now - self._advanced_at + unseen_s
         return self._top + 1 + min(math.floor(since_s / step_s), math.ceil(unseen_s / step_s))
+
+    def save_step_ahead(self, now: float) -> int | None:
+        """The same for a save that no stop waits for; None until the pace of the gang is measured, or known to be slow.
+
+        A rank that had passed the step would train on while the others save, and all would wait for each other: nothing
+        would end that.
+        """
+        if self._pace_from is not None and not self._step_times:
+            began_at, _ = self._pace_from
+            if now < began_at + (PACE_BEATS + 1.0) * self._policy.timing.beat_every_s:
+                return None
+        return self.save_step(now, PATIENT_BEATS)
 
     @property
     def stepped_at(self) -> float | None:
@@ -254,16 +340,24 @@ class GangProgress:
         """When ``tick`` has something to say."""
         if state.phase is not Phase.RUNNING:
             return NEVER
-        if self.first_step_due:
+        if self.first_step_due or self._unreported_first_due:
+            return -NEVER
+        if self._prints_first:
             return -NEVER
         marks = self._top > self._marked or self._prints_farther
-        return min(self._judge_at, self._mark_at if marks else NEVER)
+        return min(self._judge_at, self._mark_at if marks else NEVER, self._anomalies.due_at)
 
     def tick(self, state: RunState, now: float) -> list[Event]:
         """Whatever the steps ask to be recorded."""
         if state.phase is not Phase.RUNNING or state.attempt.number != self._attempt:
             return []
         told: list[Event] = []
+        if self._unreported_first_due:
+            self._first_told = True
+            if self._written >= 0:
+                told.append(FirstStepSeen(state.attempt.number, self._written, written=True))
+            elif self._printed_first is not None:
+                told.append(FirstStepSeen(state.attempt.number, self._printed_first[0], True, self._printed_first[1]))
         if self.first_step_due:
             self._marked = self._first
             if state.attempt.step < 0:
@@ -271,11 +365,12 @@ class GangProgress:
         if now >= self._mark_at and self._top > self._marked:
             self._marked = self._top
             self._mark_at = now + self._policy.progress_mark_every_s
-            told.append(ProgressMarked(state.attempt.number, self._top))
-        if now >= self._mark_at and self._prints_farther:
+            told.append(ProgressMarked(state.attempt.number, self._top, False, self._figures.total_steps))
+        if self._prints_first or (now >= self._mark_at and self._prints_farther):
             self._printed_told = self._printed
             self._mark_at = now + self._policy.progress_mark_every_s
-            told.append(ProgressMarked(state.attempt.number, self._printed, printed=True))
+            told.append(ProgressMarked(state.attempt.number, self._printed, True, self._figures.total_steps))
+        told.extend(self._anomalies.take(now))
         if now >= self._judge_at:
             told.extend(self._judged(state, now))
         return told
@@ -284,6 +379,25 @@ class GangProgress:
     def _prints_farther(self) -> bool:
         """Did ranks that report no step print one that was not told yet?"""
         return self._top < 0 and self._printed > self._printed_told
+
+    def note_state(self, told: StateFigures | None, now: float) -> None:
+        """What the framework's own files tell of this attempt, for ranks that neither report nor print steps."""
+        if told is None or self._attempt < 0:
+            return
+        self._figures.add_state(told)
+        if self._top < 0 and (self._printed < 0 or self._written >= 0) and told.step > self._printed:
+            self._printed = self._written = told.step
+            self._figures.observe((), told.step, now)
+
+    @property
+    def _unreported_first_due(self) -> bool:
+        """Did ranks that report no step print or write one, and was the first not told yet?"""
+        return self._top < 0 and not self._first_told and (self._written >= 0 or self._printed_first is not None)
+
+    @property
+    def _prints_first(self) -> bool:
+        """The same, and none was told in this attempt: that is when it trains again."""
+        return self._prints_farther and self._printed_told < 0
 
     @property
     def first_step_due(self) -> bool:
@@ -302,7 +416,8 @@ class GangProgress:
             case Stall():
                 self.warning = verdict.sentence
                 again_s = verdict.stalled_s if self._policy.observe else 0.0  # nobody ends it: told ever more seldom
-                self._judge_at = now + max(self._policy.stop_within_s, again_s)  # again only if nothing came of it
+                # again only if nothing came of it
+                self._judge_at = self._told_until = now + max(self._policy.stop_within_s, again_s)
                 return [ProgressStalled(state.attempt.number, verdict.stalled_s, verdict.limit_s, verdict.observations)]
 
     def _ranks(self, now: float) -> dict[str, list[tuple[int, int, str, int]]]:
@@ -388,6 +503,7 @@ class CheckpointPolling:
         if self._every_s > 0 and (state.underway.saving or state.phase is Phase.RUNNING) and now >= self._at:
             self._at = now + (min(self._every_s, SAVING_EVERY_S) if state.underway.saving else self._every_s)
             self._checkpoints.look(state.checkpoints.disk_step)
+            self._progress.note_state(self._checkpoints.figures(), now)
         if now < self._flush_due(state):
             return []
         step = self._progress.kept_step

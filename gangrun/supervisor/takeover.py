@@ -4,8 +4,9 @@ The order is the protection (``docs/protocol.md`` section 1): a supervisor that 
 afterwards, so that nothing the last supervisor may still do is missing from what was read.
 
 Then the loop begins with ``TakeoverGather``: who of the roster is still there, and what do they hold. It ends when
-all of the roster have said hello, or some time before agents lose patience with it (``takeover_after_s``), whichever
-comes first, with the events that the term begins with. A fresh run, and a new job, expect nobody. A job that only
+all of the roster have said hello, when most have and no more came for half a second (unless ranks were being launched),
+or some time before agents lose patience with it (``takeover_after_s``), whichever comes first, with the events that the
+term begins with. A fresh run, and a new job, expect nobody. A job that only
 ends has no roster, and waits for the agents that are still there, to let them go.
 """
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from gangrun.core.events import Event, TermTaken
 from gangrun.core.machine.succession import first_state
 from gangrun.core.machine.transitions import is_unlaunched
-from gangrun.core.model import TERMINAL, Inventory, RunState, SavedProgress
+from gangrun.core.model import TERMINAL, Inventory, RunState, SavedProgress, StartStage
 from gangrun.core.policy import Policy, Timing
 from gangrun.core.protocol import lease
 from gangrun.ports import AgentSaid, Clock, History, Item, Radio, Terms
@@ -210,8 +211,9 @@ class CounterWatch:
         return True if now - self.since >= self.timing.counter_still_s else None
 
 
-GATHER_SHARE = 0.7  # the rest is for the first beat that may be acked, and its ack
+GATHER_SHARE = 0.6  # the rest is for the first beat that may be acked, and its ack
 ENDED_SHARE = 0.5
+QUIET_S = 0.5  # those who promised themselves come at once: who has not come by then may not come at all
 NEVER = float("inf")
 
 
@@ -236,6 +238,8 @@ class TakeoverGather:
         self._rows = rows
         self._counted = frozenset(n for n in self.roster if not state.roster.nodes[n].lost)
         self._lets_go = same_job and state.ending.leaving  # no roster any more, but agents that do not know it yet
+        self._may_be_quiet = state.underway.stage is not StartStage.LAUNCHING  # there all ranks must be seen
+        self._newest_at = opening.run_start  # when the last agent came
         self._dialled: set[str] = set()  # a promise may have been taken back since, a hello to this term not
         self._settle(opening.run_start)
 
@@ -252,9 +256,11 @@ class TakeoverGather:
         it was last seen that nobody sealed it (``leadership``), and we sealed it before we began.
         """
         if node in self._opening.witnesses and self.floor is None:
-            unheard_at = now + self._timing.silence_after_s * (1 + self._timing.drift)
+            unheard_at = now + lease.all_heard_within_s(self._timing) * (1 + self._timing.drift)
             self.floor = max(unheard_at, self._opening.run_start + lease.last_ack_after_seal_s(self._timing))
-        self._dialled |= {node} & self._counted
+        if node in self._counted - self._dialled:
+            self._dialled.add(node)
+            self._newest_at = now
         self._settle(now)
 
     def empty_at(self, node: str) -> float:
@@ -266,11 +272,14 @@ class TakeoverGather:
 
     def over(self, now: float) -> bool:
         """Is there nobody left to wait for?"""
-        return now >= self.until or self._all_here()
+        return now >= self.due()
 
     def due(self) -> float:
-        """When to look whether it is over."""
-        return -NEVER if self._all_here() else self.until
+        """When it is over if nobody comes."""
+        if self._all_here():
+            return -NEVER
+        majority = 2 * len(self._dialled) > len(self._counted)
+        return min(self.until, self._newest_at + QUIET_S) if majority and self._may_be_quiet else self.until
 
     def _all_here(self) -> bool:
         return not self._lets_go and self._counted <= self._rows.keys()

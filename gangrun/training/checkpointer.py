@@ -34,7 +34,7 @@ from gangrun.training.ranks import RankGroup, ScriptCall
 from gangrun.training.save import delta
 from gangrun.training.save.plan import Grouping, Planning
 from gangrun.training.save.saver import Retention, Save, Saver, SaveStatus, refused_directory, take_directory
-from gangrun.training.save.schedule import Every, LastSave, Schedule, Steps
+from gangrun.training.save.schedule import Every, FailuresSeen, LastSave, Schedule, Steps
 from gangrun.training.save.snapshot import HostBuffer, Snapshot
 from gangrun.training.state import (
     RANDOM_KEY,
@@ -129,6 +129,7 @@ class Checkpointer:
         self._ranks = RankGroup()
         run = environment.run_id()
         run, attempt = (run, environment.attempt()) if run else environment.launch_name()
+        seen = FailuresSeen(environment.failures() if environment.run_id() else attempt, environment.nodes_count())
         keeping = Retention(kept_ones)
         self._staging = self._made(where, run.replace("/", "_"), attempt)
         grouping = Grouping()
@@ -139,10 +140,10 @@ class Checkpointer:
         kept = memory_saving.keeper_of(self._ranks, self._staging.directory)
         if every is None and (kept is None or environment.flush_every_s() <= 0):
             every = Every()
-        self._schedule = Schedule(every, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s)
+        self._schedule = Schedule(every, self._ranks, self._clock, seen, mtbf_s=mtbf_s)
         memory = None if kept is None else memory_saving.MemorySaving(kept, self._staging, self._clock)
         self._memory_schedule = Schedule(
-            memory_every, self._ranks, self._clock, failures_count=attempt, mtbf_s=mtbf_s, early=every is None
+            memory_every, self._ranks, self._clock, seen, mtbf_s=mtbf_s, early=every is None
         )  # fmt: skip
         self._memory, self._memory_failure = memory, ""
         self._saver = Saver(RankGroup(), self._staging, self._clock, writing, keeping, memory, self._save_status())
@@ -167,9 +168,15 @@ class Checkpointer:
         return staging
 
     def _save_status(self) -> SaveStatus | None:
-        schedule = self._schedule  # self would be held for as long as the saver's thread lives
+        schedule, in_memory = self._schedule, self._memory_schedule  # self would be held as long as the saver's thread
         shown = self._ranks.rank == 0 and environment.run_id()
-        return SaveStatus(self._staging, self._clock, lambda: schedule.plan) if shown else None
+        if not shown:
+            return None
+
+        def stalled_s() -> float:
+            return schedule.stalled_s + in_memory.stalled_s
+
+        return SaveStatus(self._staging, self._clock, lambda: schedule.plan, stalled_s)
 
     @property
     def interval_reason(self) -> str:
@@ -317,7 +324,7 @@ class Checkpointer:
 
     def _settled(self) -> list[str]:
         """As ``_ended``, once nothing is under way: all ranks know alike then what is saved."""
-        with progress.saving():
+        with progress.phase("checkpoint"):
             for save in self._saves:
                 save.done.wait()
         return self._ended()
@@ -362,7 +369,7 @@ class Checkpointer:
             told = self._save_the_end()
         finally:
             self._closed = True
-            with progress.saving():
+            with progress.phase("checkpoint"):
                 self._saver.close()
             if self._ranks.rank == 0:
                 self._staging.close()

@@ -57,6 +57,16 @@ def resume_info() -> ResumePoint | None:
     return ResumePoint(path, int(step) if step else -1)
 
 
+def skipped_batches() -> tuple[tuple[int, int], ...]:
+    """After a rollback with ``--skip-batches``, which global batches to leave out. Reads the environment only.
+
+    Returns:
+        Pairs, in order: train on so many global batches after the resume point, then leave out so many.
+    """
+    pairs = [pair.split(":") for pair in os.environ.get("GANGRUN_SKIP_BATCHES", "").split(",") if pair]
+    return tuple((int(after), int(count)) for after, count in pairs)
+
+
 def run_id() -> str:
     """The run's id; "" outside gangrun."""
     return os.environ.get("GANGRUN_RUN", "")
@@ -65,6 +75,17 @@ def run_id() -> str:
 def attempt() -> int:
     """How often all ranks were started before in this run; 0 outside gangrun."""
     return int(os.environ.get("GANGRUN_ATTEMPT", "0") or 0)
+
+
+def failures() -> int:
+    """How often this run failed before; starts after a move or a preemption do not count. 0 outside gangrun."""
+    return int(os.environ.get("GANGRUN_FAILURES", "0") or 0)
+
+
+def nodes_count() -> int:
+    """How many nodes train; 1 if no launcher told."""
+    here, everywhere = local_world_size(), os.environ.get("WORLD_SIZE", "")
+    return max(1, int(everywhere) // here) if here > 0 and everywhere.isdecimal() else 1
 
 
 def memory_keeper() -> str:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gangrun.training.environment import skipped_batches
+
 _SCHEMA = 1
 
 
@@ -69,6 +71,7 @@ class GlobalBatchSampler:
             raise ValueError(
                 f"a global batch of {global_batch} leaves some of {self.world_size} ranks without a sample"
             )
+        self._skips, self._trained_count = skipped_batches(), 0  # of this attempt
         self._order: tuple[int, torch.Tensor] | None = None
         self._first_batch: Callable[[], None] | None = None
 
@@ -79,7 +82,13 @@ class GlobalBatchSampler:
 
     def trained(self, batches_count: int = 1) -> None:
         """So many global batches have been applied to the weights."""
-        self.consumed += batches_count * self.global_batch
+        for _ in range(batches_count):
+            self.consumed += (1 + self._left_out(self._trained_count)) * self.global_batch
+            self._trained_count += 1
+
+    def _left_out(self, number: int) -> int:
+        """How many batches are left out right before the ``number``-th of this attempt."""
+        return sum(count for after, count in self._skips if after == number)
 
     def at_first_batch(self, then: Callable[[], None]) -> None:
         """Call ``then`` once when the first batch is asked for, if that is in the middle of an epoch.
@@ -90,7 +99,8 @@ class GlobalBatchSampler:
         self._first_batch = then
 
     def __iter__(self) -> Iterator[list[int]]:
-        position = self.consumed
+        number = self._trained_count
+        position = self.consumed + self._left_out(number) * self.global_batch
         then, self._first_batch = self._first_batch, None
         if then is not None and position % self.dataset_size >= self.global_batch:
             then()
@@ -100,7 +110,8 @@ class GlobalBatchSampler:
             size = self.micro_batch or len(mine)
             for at in range(0, len(mine), size):
                 yield mine[at : at + size]
-            position += self.global_batch
+            number += 1
+            position += (1 + self._left_out(number)) * self.global_batch
 
     def __len__(self) -> int:
         """Batches that are left of this epoch on this rank."""

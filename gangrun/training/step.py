@@ -137,10 +137,13 @@ def _reporter(words: progress.Words, state: _State) -> Report:
         ints[w_step] = step  # type: ignore[call-overload]  # anything with __index__
         ints[w_phase] = code
         ints[w_at] = monotonic_ns()
-        if loss is not None:  # a float, as it nearly always is, costs one comparison
-            floats[w_loss] = loss if loss.__class__ is float else _number(loss)
-        if grad_norm is not None:
-            floats[w_grad_norm] = grad_norm if grad_norm.__class__ is float else _number(grad_norm)
+        if loss is not None or grad_norm is not None:
+            told_loss = told_norm = None
+            if loss is not None:  # a float, as it nearly always is, costs one comparison
+                floats[w_loss] = told_loss = loss if loss.__class__ is float else _number(loss)
+            if grad_norm is not None:
+                floats[w_grad_norm] = told_norm = grad_norm if grad_norm.__class__ is float else _number(grad_norm)
+            words.report(ints[w_step], told_loss, told_norm)
         seq += 2
         ints[w_seq] = seq
         asked = ints[w_requests]
@@ -205,6 +208,7 @@ def step(
     loss: SupportsFloat | None = None,
     grad_norm: SupportsFloat | None = None,
     phase: TrainingPhase | str = TrainingPhase.TRAIN,
+    tokens: int | None = None,
 ) -> Requests:
     """Report that a step is done, and learn whether to save or stop. Costs under a microsecond.
 
@@ -212,11 +216,13 @@ def step(
 
     Args:
         step: Number of the step, counted over the whole run.
-        loss: Shown by ``gangrun status``; default None. A tensor may require a gradient: its graph is not kept. A
-            tensor on a GPU makes this call wait for the GPU, so give a number that you have anyway.
+        loss: Shown by ``gangrun status``, and watched for NaN and other anomalies; default None. A
+            tensor may require a gradient: its graph is not kept. A tensor on a GPU makes this
+            call wait for the GPU, so give a number that you have anyway.
         grad_norm: As ``loss``.
         phase: "train" (the default), "eval", "checkpoint" or "startup". A long evaluation that calls
             ``step(n, phase="eval")`` is not taken for a hang.
+        tokens: That the whole run has trained on; default None: not told.
 
     Returns:
         ``stop`` (leave the loop; stays true) and ``checkpoint`` (save now; true once for each request). Both become
@@ -227,6 +233,8 @@ def step(
         TypeError: ``step`` or ``loss`` is no number.
     """
     state = _state or _attach()
+    if tokens is not None and state.words is not None:
+        state.words.ints[progress.W_TOKENS] = max(0, tokens)
     return state.report(step, loss, grad_norm, phase)
 
 
@@ -244,6 +252,8 @@ def report_figures(
     for word, number in ((progress.W_LOSS, loss), (progress.W_GRAD_NORM, grad_norm)):
         if number is not None:
             words.floats[word] = number
+    if loss is not None or grad_norm is not None:
+        words.report(words.ints[progress.W_STEP], loss, grad_norm)
     for word, count in ((progress.W_TOTAL_STEPS, total_steps), (progress.W_TOKENS, tokens)):
         if count is not None:
             words.ints[word] = max(0, count)
@@ -271,14 +281,27 @@ def mark_phase(phase: TrainingPhase | str) -> None:
 
 
 @contextmanager
-def saving() -> Iterator[None]:
-    """While this lasts a save is waited for, which is not taken for a hang; afterwards the phase is what it was."""
-    words = (_state or _attach()).words
+def phase(name: TrainingPhase | str) -> Iterator[None]:
+    """Say what the script does in this block; afterwards it is what it was before. Costs about a microsecond.
+
+        with gangrun.phase("eval"):
+            evaluate(model)
+
+    ``gangrun status`` shows the phase, and the hang watch does not take a long evaluation or save for a hang. A call of
+    ``gangrun.step`` in the block says its own phase. Outside gangrun it does nothing.
+
+    Args:
+        name: "train", "eval", "checkpoint" or "startup".
+
+    Raises:
+        KeyError: ``name`` is none of these.
+    """
+    code, words = PHASES[name], (_state or _attach()).words
     if words is None:
         yield
         return
     before = words.ints[progress.W_PHASE]
-    words.ints[progress.W_PHASE] = TrainingPhase.CHECKPOINT
+    words.ints[progress.W_PHASE] = code
     try:
         yield
     finally:

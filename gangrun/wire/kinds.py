@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from gangrun.core import actions as core_actions
 from gangrun.core import events as core_events
+from gangrun.core.model import Placement
 from gangrun.wire.record import Act, RecordError, builtins, plain_placement, whole_placement
 
 _EVENTS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in core_events.Event.__args__}
@@ -21,9 +23,11 @@ _ACTIONS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in core_action
 
 def act(action: core_actions.Action, n: int) -> Act:
     """The action as it is written down."""
-    args = builtins(action)
-    if isinstance(action, core_actions.StartGang):
-        args["placement"] = plain_placement(action.placement)
+    if isinstance(action, core_actions.StartGang):  # its seats are many, and are written as few
+        seatless = replace(action, placement=Placement((), 0))
+        args = {**builtins(seatless), "placement": plain_placement(action.placement)}
+    else:
+        args = builtins(action)
     return Act(kind=type(action).__name__, args=args, n=n)
 
 

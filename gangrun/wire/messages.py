@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from gangrun.core.checkpoints.memory import Holding
-from gangrun.core.model import Met, RankStack
+from gangrun.core.model import Anomaly, BrokenSlot, Met, RankStack
+from gangrun.core.recovery.standing import Stand
 
 SCHEMA = 2
 SIZE_MAX_BYTES = 8 * 1024 * 1024
@@ -61,6 +62,10 @@ class RankSample(msgspec.Struct, frozen=True, array_like=True):
     total_steps: int = -1  # of the whole run, as it reports or prints
     grad_norm: float | None = None
     tokens_count: int = -1  # that the whole run has trained on
+    anomalies: tuple[Anomaly, ...] = ()  # of its loss and gradient norm: the newest of each kind
+    is_sampled: bool = False  # its sampler runs: without a ``stand`` it moves
+    stand: Stand | None = None
+    log_first_step: int = -1  # the first that it printed in this attempt, if it reports none
 
 
 class AgentEvent(msgspec.Struct, frozen=True):
@@ -128,10 +133,13 @@ class StacksAnswer(_Message, frozen=True, tag=True):
 
 
 class CheckAnswer(_Message, frozen=True, tag=True):
-    """To ``CheckNode`` with tests: what the devices did, if all came out right; how the node got through to others."""
+    """To ``CheckNode``: what the devices did, if all came out right; how the node got through to others; the slots that
+    no rank may get.
+    """
 
     tested: str
     met: tuple[Met, ...] = ()
+    broken: tuple[BrokenSlot, ...] = ()
 
 
 class SaveAnswer(_Message, frozen=True, tag=True):
@@ -161,11 +169,12 @@ class CommandResult(_Message, frozen=True, tag=True):
 
 
 class ProbeResult(_Message, frozen=True, tag=True):
-    """Whether I reached ``target``'s agent directly."""
+    """Whether I reached ``target``'s agent directly, or at least its host: a kernel answers for a busy process too."""
 
     node: str
     target: str
     reached: bool
+    is_up: bool = False  # its host answered
 
 
 FromAgent = Hello | Beat | CommandResult | ProbeResult
@@ -190,7 +199,7 @@ class Ack(_Message, frozen=True, tag=True):
     seq: int
     boottime: float  # echo of the beat's
     journalled_seq: int  # every event up to here is on disk
-    candidates: tuple[PeerAddress, ...] = ()
+    candidates: tuple[PeerAddress, ...] = ()  # who may follow this supervisor; (): those that the agent was told of
     roster_count: int = 1
     stamp: float = 0.0  # supervisor's clock as this was sent; echoed in beats
     wall: float = 0.0  # its wall clock then: only how far apart clocks are is told by it
@@ -218,9 +227,11 @@ class Launch(_Message, frozen=True, tag=True):
     slots: tuple[int, ...]  # slot index of each rank
     master_addr: str
     master_port: int
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # in rank order; several may be folded into one list
     resume_path: str = ""
     resume_step: int = -1
+    failures_count: int = 0  # that stopped this run before: not moves, preemptions and starts that were free
+    skip_batches: tuple[tuple[int, int], ...] = ()  # (after so many global batches, so many are left out)
 
 
 class Stop(_Message, frozen=True, tag=True):
@@ -235,6 +246,7 @@ class Stop(_Message, frozen=True, tag=True):
     why: str
     settle_s: float = 0.0  # wait before anything else, as long as a rank here lives
     save_step: int = -1  # with ``checkpoint_first``: the step that all ranks are to save; -1: their next one
+    peer_gone_grace_s: float | None = None  # instead of ``grace_s``, unless the script saves when asked
 
 
 class Stacks(_Message, frozen=True, tag=True):

@@ -3,7 +3,8 @@
 The training script writes it without a system call, the agent reads it on every beat and leaves requests in it. No
 torch, no clock and no path of a shared disk may enter; who creates the file where is the agent's business.
 
-Layout, version 1: 256 bytes, native byte order (both ends are on one machine), every field 8 bytes and stored whole.
+Layout, version 1: 256 bytes and the ring, native byte order (both ends are on one machine), every field 8 bytes and
+stored whole. A page of an older agent has no ring, and a script that does not know of it leaves it empty.
 
     word  writer  field
        0  agent   magic + version         b"GRSLOT" + u16
@@ -16,6 +17,9 @@ Layout, version 1: 256 bytes, native byte order (both ends are on one machine), 
        7  script  loss                    f64  the NaN with bits ``NEVER_REPORTED``: none yet; another NaN is a loss
        8  script  grad_norm               f64  likewise
        9  script  first_step              i64  the first step reported; -1: none yet
+      10  script  reports                 i64  so many reports of a loss or gradient norm, of this rank in this attempt
+      11  script  not_finite              i64  so many of them with one that is NaN or infinite
+      12  script  not_finite_step         i64  step of the newest of those
       16  agent   requests                i64  generation << 8 | StepRequest bits; one word, so never half of one
       17  agent   save_step               i64  the request counts from this step on, which all ranks share; -1: at once
       24  script  saves_on_stop           i64  1: the script reads requests to save, so it will save when asked
@@ -25,10 +29,12 @@ Layout, version 1: 256 bytes, native byte order (both ends are on one machine), 
       28  script  saved                   i64  1 + the step that was saved for request ``handled``; 0: none
       29  script  total_steps             i64  steps of the whole run; 0: not known
       30  script  tokens                  i64  tokens trained on, over the whole run; 0: not known
+  from 32  script  ring                    the newest 256 reports: step i64, loss f64, gradient norm f64
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
@@ -38,8 +44,10 @@ from pathlib import Path
 
 VERSION = 1
 SIZE_BYTES = 256
+RING_COUNT = 256  # a power of two; so many steps between two looks of the agent are seen one by one
 MAGIC = int.from_bytes(struct.pack("=6sH", b"GRSLOT", VERSION), "little", signed=True)
 (W_MAGIC, W_RANK, W_OWNER, W_SEQ, W_STEP, W_PHASE, W_AT, W_LOSS, W_GRAD_NORM, W_FIRST_STEP) = range(10)
+W_REPORTS, W_NOT_FINITE, W_NOT_FINITE_STEP = range(10, 13)
 W_REQUESTS = 16
 W_SAVE_STEP = 17
 W_SAVES_ON_STOP = 24
@@ -49,6 +57,8 @@ W_KEPT_LOSSES = 27
 W_SAVED = 28
 W_TOTAL_STEPS = 29
 W_TOKENS = 30
+W_RING, W_REPORT = 32, 3  # where it begins, and words of one report
+FULL_BYTES = SIZE_BYTES + RING_COUNT * W_REPORT * 8
 NEVER_REPORTED = 0x7FF8_0000_6E6F_6E65  # as a float it is a NaN that no arithmetic makes
 GENERATION_SHIFT = 8
 READS_MAX_COUNT = 64
@@ -100,13 +110,33 @@ class SlotReading:
     torn: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the script said of one step; None: it did not say it."""
+
+    step: int
+    loss: float | None
+    grad_norm: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What the script said since the last look; ``missed_step``: of a NaN that the ring lost, else -1."""
+
+    count: int
+    entries: tuple[Report, ...] = ()
+    missed_step: int = -1
+
+
 class Words:
     """A slot's memory as words; ``ints`` and ``floats`` are two views of the same bytes."""
 
     def __init__(self, fd: int) -> None:
-        if os.fstat(fd).st_size < SIZE_BYTES:
-            raise SlotError(f"a progress slot has {SIZE_BYTES} bytes, this file has {os.fstat(fd).st_size}")
-        self._map = mmap.mmap(fd, SIZE_BYTES)
+        size_bytes = os.fstat(fd).st_size
+        if size_bytes < SIZE_BYTES:
+            raise SlotError(f"a progress slot has {SIZE_BYTES} bytes, this file has {size_bytes}")
+        self.has_ring = size_bytes >= FULL_BYTES
+        self._map = mmap.mmap(fd, FULL_BYTES if self.has_ring else SIZE_BYTES)
         self.ints = memoryview(self._map).cast("q")
         self.floats = memoryview(self._map).cast("d")
 
@@ -116,6 +146,27 @@ class Words:
             raise SlotError(
                 f"not a progress slot of version {VERSION} (first word {self.ints[W_MAGIC] & (2**64 - 1):#x})"
             )
+
+    def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
+        """The script's: put a loss, a gradient norm or both into the ring."""
+        if not self.has_ring:
+            return
+        ints, floats = self.ints, self.floats
+        count = ints[W_REPORTS]
+        at = W_RING + count % RING_COUNT * W_REPORT
+        ints[at] = step
+        ints[at + 1] = ints[at + 2] = NEVER_REPORTED
+        finite = True
+        if loss is not None:
+            floats[at + 1] = loss
+            finite = loss - loss == 0.0
+        if grad_norm is not None:
+            floats[at + 2] = grad_norm
+            finite = finite and grad_norm - grad_norm == 0.0
+        if not finite:
+            ints[W_NOT_FINITE_STEP] = step
+            ints[W_NOT_FINITE] += 1
+        ints[W_REPORTS] = count + 1
 
     def close(self) -> None:
         """Give the memory back."""
@@ -144,6 +195,7 @@ class FollowerWords(Words):
     def __init__(self, words: Words) -> None:
         self._map = words._map  # noqa: SLF001 - the same memory, held open
         self._shared = words.ints
+        self.has_ring = False
         self.ints = _FollowedInts(words.ints)  # type: ignore[assignment]  # as far as a script needs it
         self.floats = [0.0] * (SIZE_BYTES // 8)  # type: ignore[assignment]
 
@@ -159,7 +211,7 @@ class ProgressPage:
         self.path = path
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, SIZE_BYTES)  # a full tmpfs must fail here, not as SIGBUS at a write
+            os.posix_fallocate(fd, 0, FULL_BYTES)  # a full tmpfs must fail here, not as SIGBUS at a write
             self._words = Words(fd)
         finally:
             os.close(fd)
@@ -168,6 +220,7 @@ class ProgressPage:
         ints[W_LOSS] = ints[W_GRAD_NORM] = NEVER_REPORTED
         ints[W_MAGIC] = MAGIC
         self._generation = 0
+        self._seen_count = self._not_finite_count = 0  # of reports, as of the last look
 
     def read(self) -> SlotReading:
         """A consistent record; never blocks, even if the writer is stopped in the middle of one."""
@@ -204,6 +257,26 @@ class ProgressPage:
             torn=torn,
         )
 
+    def reports(self) -> Reports:
+        """What the script said of its loss and gradient norm since this was last asked, oldest first."""
+        ints = self._words.ints
+        count, not_finite_count = ints[W_REPORTS], ints[W_NOT_FINITE]
+        if count == self._seen_count:
+            return Reports(count)
+        first = max(self._seen_count, count - RING_COUNT)
+        read = [(number, self._report(number)) for number in range(first, count)]
+        oldest = ints[W_REPORTS] - RING_COUNT + 1  # what is older may have been overwritten while it was read
+        first = max(first, oldest) if oldest > 1 else first
+        entries = tuple(report for number, report in read if number >= first)
+        seen = sum(not _is_finite(one) for one in entries)
+        missed = first > self._seen_count and not_finite_count - self._not_finite_count > seen
+        self._seen_count, self._not_finite_count = count, not_finite_count
+        return Reports(count, entries, ints[W_NOT_FINITE_STEP] if missed else -1)
+
+    def _report(self, number: int) -> Report:
+        ints, at = self._words.ints, W_RING + number % RING_COUNT * W_REPORT
+        return Report(ints[at], _number(ints[at + 1]), _number(ints[at + 2]))
+
     def ask(self, what: StepRequest, save_step: int = -1) -> int:
         """Leave a request that counts from ``save_step`` on, replacing the one before; its generation."""
         self._generation += 1
@@ -222,6 +295,10 @@ def _number(word: int) -> float | None:
     """The float that a word holds; None if the script never wrote one."""
     number: float = struct.unpack("=d", struct.pack("=q", word))[0]
     return None if word == NEVER_REPORTED else number
+
+
+def _is_finite(report: Report) -> bool:
+    return all(number is None or math.isfinite(number) for number in (report.loss, report.grad_norm))
 
 
 def attach(path: str) -> Words:

@@ -12,10 +12,9 @@ import math
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from itertools import chain, compress, islice
-from operator import is_, is_not
+from operator import eq, is_, is_not
 from typing import Any
 
 import msgspec
@@ -35,7 +34,7 @@ from gangrun.core.model import (
     Timers,
     Underway,
 )
-from gangrun.core.nodeset import NodesetError, fold, natural_key, unfold
+from gangrun.core.nodeset import NodesetError, fold_in_order, unfold
 from gangrun.core.versions import Ranks, Table
 
 # of 4: every seat of a placement; of 3: ranks that ended with 0 as numbers only; of 2: lists whole, and an event's
@@ -253,17 +252,16 @@ def _news(name: str, old: Any, new: Any) -> dict[str, Any]:
 def plain_placement(placement: Placement) -> dict[str, Any]:
     """The folded list of its nodes, if each has as many slots and each slot as many ranks; else every seat."""
     nodes, seats = placement.nodes, placement.seats
-    runs: list[list[str]] = []  # of names in their natural order, in which a list is folded
-    for name in nodes:
-        if not runs or natural_key(runs[-1][-1]) > natural_key(name):
-            runs.append([])
-        runs[-1].append(name)
-    if seats:
-        listed = ",".join(map(fold, runs))
-        folded = {"nodes": listed, "slots": len(seats) // len(nodes), "ranks": seats[0].ranks_count}
-        with suppress(RecordError):
-            if msgspec.convert(whole_placement(folded), Placement) == placement:
-                return folded
+    lists = fold_in_order(nodes)
+    if seats and lists is not None:
+        slots_count, ranks_count = len(seats) // len(nodes), seats[0].ranks_count
+        # Each seat by its values: thousands are compared while all else waits.
+        values = ((seat.slot.node, seat.slot.index, seat.first_rank, seat.ranks_count) for seat in seats)
+        places = enumerate((node, index) for node in nodes for index in range(slots_count))
+        regular = ((*place, k * ranks_count, ranks_count) for k, place in places)
+        counts = (placement.world_size, len(seats)) == (len(seats) * ranks_count, slots_count * len(nodes))
+        if counts and all(map(eq, values, regular)):
+            return {"nodes": ",".join(lists), "slots": slots_count, "ranks": ranks_count}
     return builtins(placement)  # type: ignore[no-any-return]
 
 

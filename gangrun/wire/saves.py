@@ -11,6 +11,7 @@ import msgspec
 SCHEMA = 1
 NAME = "saves.json"
 SIZE_BYTES = 4096
+ATTEMPTS_MAX_COUNT = 24  # as many as surely have room
 _CHARS_COUNT = 400
 
 
@@ -28,6 +29,7 @@ class SavesTold(msgspec.Struct, frozen=True, omit_defaults=True):
     failures_count: int = 0  # in a row; 0: the newest save was committed
     failed_step: int = -1
     failed_why: str = ""
+    stalled: tuple[tuple[int, float], ...] = ()  # newest attempts, and how long training stood still for their saves
 
 
 def encode(told: SavesTold) -> bytes:

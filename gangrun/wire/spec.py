@@ -82,6 +82,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     python: bool  # starts through node/boot.py
     shell: bool = False  # a batch script of the user's makes each job's command and directory: here is how it reads
     per_node: bool = False  # a rank is all of its node: the command, mostly a launcher, starts the real ones
+    warm: bool = True  # each node keeps standbys: interpreters that have imported the ranks' modules
     debug_rank: int | None = None  # has the terminal of the process that owns the run
     save_signal: str = ""  # what the script saves on ("USR1"), sent to each rank before a stop in which it may save
     working_directory: str
@@ -91,6 +92,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     nodes_min_count: int
     slots_per_node: int
     ranks_per_slot: int
+    spare_slots_count: int = 0  # of each node, which hold no rank until one is needed
+    slots_min_per_node: int = 0  # so many are enough if slots break; 0: all of them are needed
+    rank_per_gpu: bool = False  # a slot is a GPU: one that breaks is left out, and not its node
     total_steps: int = 0  # of the whole run; 0: as the script tells, if it does
     resume: str = "auto"  # auto | none | a step | a path
     checkpoint: CheckpointSpec = CheckpointSpec()

@@ -168,11 +168,20 @@ def test_a_second_signal_does_not_wait():
 def test_a_probe_is_a_ping_and_its_result():
     stage = Stage().follow()
     stage.sup(Probe(1, PEERS[1]))
-    assert stage.only(effects.SendPeer) == [effects.SendPeer(PEERS[1], Ping("n1", 1))]
+    done = stage.take()
+    assert effects.SendPeer(PEERS[1], Ping("n1", 1)) in done and effects.Knock(PEERS[1]) in done
+    assert stage.brain.probes
     stage.peer(Pong("n2", "x", 1))
-    assert stage.only(ProbeResult) == [ProbeResult("n1", "n2", True)]
+    assert stage.only(ProbeResult) == [ProbeResult("n1", "n2", True, True)]
     stage.peer(Pong("n2", "x", 1))
     assert not stage.only(ProbeResult), "once"
     stage.sup(Probe(1, PEERS[2]))
     stage.pass_s(1.5, acks=True)
     assert stage.only(ProbeResult) == [ProbeResult("n1", "n3", False)]
+    stage.sup(Probe(1, PEERS[2]))
+    stage.local(facts.HostAnswered("n3"))
+    stage.local(facts.HostAnswered("n4"))
+    assert stage.only(ProbeResult) == [ProbeResult("n1", "n3", False, True)], "at once: its agent may still answer"
+    stage.pass_s(1.5, acks=True)
+    assert stage.only(ProbeResult) == [ProbeResult("n1", "n3", False, True)]
+    assert not stage.brain.probes

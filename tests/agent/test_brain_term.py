@@ -229,6 +229,15 @@ def test_hello_tells_what_it_holds():
     assert (hello.previous_died, hello.nofile_hard, hello.term_max) == ("signal SIGKILL", 9, 1)
 
 
+def test_the_ack_with_the_newest_stamp_tells_the_candidates_though_its_beat_was_acked_before():
+    """The next heartbeat echoes that stamp, and the supervisor concludes that the names are known."""
+    stage = Stage().follow(1, candidates=PEERS[:1], roster_count=5)
+    stage.sup(Ack(1, 1, 0.0, 0, PEERS[1:3], stamp=501.0))
+    assert stage.brain.lease.echo == 501.0 and stage.brain.follow.candidates == PEERS[1:3]
+    stage.sup(Ack(1, 1, 0.0, 0, PEERS[:1], stamp=500.5))
+    assert stage.brain.follow.candidates == PEERS[1:3], "it was sent before the one above"
+
+
 def test_candidates_come_with_acks():
     stage = Stage().follow(1, candidates=PEERS, roster_count=5)
     assert stage.brain.follow.candidates == PEERS

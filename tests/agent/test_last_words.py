@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from gangrun.agent.ranks.environment import RankFiles
-from gangrun.agent.ranks.exits import TAIL_LINES_COUNT, TAIL_MAX_BYTES, LastWords, last_words, parse_traceback, telling
+from gangrun.agent.ranks.exits import (
+    TAIL_LINES_COUNT,
+    TAIL_MAX_BYTES,
+    LastWords,
+    last_words,
+    memory_words,
+    parse_traceback,
+    telling,
+)
+from gangrun.agent.ranks.observe import memory_bytes
 from gangrun.core.model import RankExit
 
 WATCHDOG = """\
@@ -252,3 +262,26 @@ def test_a_traceback_that_a_busy_agent_reads_after_the_end_explains_no_end_that_
     files: RankFiles, code: int
 ) -> None:
     assert words(files, CAUSED.splitlines(), ago_s=-0.1, boot=True, code=code).error is None
+
+
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        ({}, ""),
+        ({1: 12_400_000_000}, "3 s before, rank 1 held 12.4 GB"),
+        ({0: 10**9, 1: 12_400_000_000}, "3 s before, rank 1 held 12.4 GB, rank 0 held 1 GB"),
+        (
+            dict.fromkeys(range(8), 10**9),
+            "3 s before, rank 0 held 1 GB, rank 1 held 1 GB, rank 2 held 1 GB, rank 3 held 1 GB, 4 other ranks 4 GB",
+        ),
+    ],
+)
+def test_who_held_how_much_memory(held: dict[int, int], words: str) -> None:
+    assert memory_words(held, 3.2) == words
+
+
+def test_memory_that_a_process_holds_is_seen() -> None:
+    before = memory_bytes(os.getpid())
+    held = bytearray(b"x") * (64 << 20)
+    assert memory_bytes(os.getpid()) > before + len(held) // 2
+    assert memory_bytes(2**30) == 0

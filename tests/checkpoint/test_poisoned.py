@@ -44,6 +44,16 @@ def test_it_is_passed_over_and_moved_and_comes_back_as_it_was(copy: Copy) -> Non
     assert isinstance(again.choice, Chosen) and again.choice.checkpoint.step == 30
 
 
+def test_all_that_was_saved_since_an_anomaly_goes_and_no_one_need_know_its_path(copy: Copy) -> None:
+    root = copy("step-10", "step-20", "step-30")
+    spoilt = Poisoned(19, "", "", 1, "saved after the loss went bad", "the loss became NaN at step 20")
+    resume = CheckpointRoom(str(root)).choose_and_set_aside(AUTO, "run-2", 30, condemned=spoilt)
+    assert isinstance(resume.choice, Chosen) and resume.choice.checkpoint.step == 10
+    assert sorted(move.step for move in resume.moved) == [20, 30]
+    assert all(move.undo.startswith("mv -nT") for move in resume.moved)
+    assert names(root) == ["step-10"]
+
+
 def test_what_was_saved_of_the_same_state_goes_and_comes_back_with_it(copy: Copy) -> None:
     root = copy("step-10", "step-20", "step-30")
     room = CheckpointRoom(str(root))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import pytest
 from gangrun import errors
 from gangrun.cli.main import COMMANDS, MEANT
 from gangrun.cli.manage import ConfigReport
+from gangrun.cli.plan import PlanReport
 from gangrun.cli.submit import SUBMIT_COMMON
 from gangrun.cli.train import RUN_COMMON
 from gangrun.config.settings import GROUPS, SETTINGS, Setting
@@ -25,11 +27,12 @@ from gangrun.launch.node_history import ClearedNodes, KnownNodes
 from gangrun.launch.prune import PruneReport
 from gangrun.launch.slurm_resume import ResumedRun
 from gangrun.launch.slurm_submit import DryRun, SubmittedRun
-from gangrun.launch.stop import CancelReport, SaveReport
+from gangrun.launch.stop import CancelReport, DrainReport, SaveReport
 from gangrun.runs.checkpoints import CheckpointList
 from gangrun.runs.failures import Failures
+from gangrun.runs.ledger import ClusterReport, RunReport
 from gangrun.runs.snapshot import read
-from gangrun.runs.status import RunList, Status, status_of
+from gangrun.runs.status import RecoveryStatus, RunList, Status, status_of
 from gangrun.wire.spec import CheckpointSpec
 from tests.command_line import Call
 from tests.runs.builder import BEGAN, Builder
@@ -75,6 +78,8 @@ def test_a_knobs_row_has_its_unit_and_default(name: str) -> None:
         assert default == LEARNT[name]
     elif isinstance(value, bool):
         assert default == str(value).lower()
+    elif isinstance(value, Enum):
+        assert default == value.value
     else:
         assert float(default) == value
     for ending, word in UNITS.items():
@@ -134,11 +139,15 @@ PRINTED: dict[str, type[msgspec.Struct]] = {
     "checkpoint": SaveReport,
     "checkpoints": CheckpointList,
     "config": ConfigReport,
+    "drain": DrainReport,
     "explain": Explanation,
     "logs --errors": Failures,
     "nodes": KnownNodes,
     "nodes clear": ClearedNodes,
+    "plan": PlanReport,
     "prune": PruneReport,
+    "report": RunReport,
+    "report --all": ClusterReport,
     "resume (on Slurm)": ResumedRun,
     "run --detach, resume --detach": DetachedRun,
     "status": Status,
@@ -162,7 +171,8 @@ def test_the_schema_in_the_docs_is_that_of_the_code() -> None:
 def test_every_key_of_a_status_is_told(runs: Path) -> None:
     status = msgspec.to_builtins(status_of(read(failed(runs).paths), BEGAN))
     told = set(re.findall(r"^\| `(\w+)` \|", STATUS.partition("## Other commands")[0], re.MULTILINE))
-    assert status.keys() | status["attempts"][0].keys() == told
+    recovery = {field.name for field in msgspec.structs.fields(RecoveryStatus)}
+    assert status.keys() | status["attempts"][0].keys() | recovery == told
     for key in (*status["checkpoint"], "node", "since", "until", "term", "host", "pid", "alive"):
         assert key in STATUS
 

@@ -18,6 +18,7 @@ COMMANDS = (
     ["--version"], ["--help"], ["status"], ["status", "--all"], ["status", "--json"], ["run", "--help"], ["explain"],
     ["submit", "--help"],
     ["logs", "--errors"], ["config"], ["checkpoints", "--help"], ["wait"], ["prune", "--dry-run"],
+    ["plan", "--gpus", "8", "--params", "7B"], ["report"], ["report", "--all"],
 )  # fmt: skip
 # what a look at a run has no use for, and what would cost it most
 SUPERFLUOUS = (

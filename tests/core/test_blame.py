@@ -134,6 +134,14 @@ def test_own_exception_blames_nobody() -> None:
             Cause.OOM,
             "rank 1 on n1 ran out of memory at step 120: the job's memory cgroup killed it (SIGKILL (9))",
         ),
+        (
+            replace(fell(signal=9, oom=True), memory="3 s before, rank 1 held 60 GB, rank 0 held 3.1 GB"),
+            Cause.OOM,
+            (
+                "rank 1 on n1 ran out of memory at step 120: the job's memory cgroup killed it (SIGKILL (9));"
+                " 3 s before, rank 1 held 60 GB, rank 0 held 3.1 GB"
+            ),
+        ),
         (fell(code=3), Cause.RANK_ERROR, "rank 1 on n1 ended with exit code 3 at step 120 and no traceback"),
         (
             fell(code=139),
@@ -172,16 +180,16 @@ def test_same_exception_on_two_nodes_at_once_suspects_no_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "signature"),
-    [(28, FULL), (30, FULL), (122, FULL), (5, ""), (121, "")],
+    ("number", "signature", "suspects"),
+    [(28, FULL, ()), (30, FULL, ()), (122, FULL, ()), (5, "", ("n1",)), (121, "", ("n1",))],
 )
-def test_storage_speaks_through_an_exception(number: int, signature: str) -> None:
+def test_storage_speaks_through_an_exception(number: int, signature: str, suspects: tuple[str, ...]) -> None:
     full = error(f"[Errno {number}] said the disk", kind="OSError")
     verdict = judge(Evidence(exits=(fell(report=full),)))
     assert (verdict.cause, verdict.failure, verdict.suspects, verdict.signature) == (
         Cause.STORAGE,
         Failure.STORAGE,
-        (),
+        suspects,
         signature,
     )
 
@@ -625,6 +633,18 @@ def test_hang_with_two_ranks_names_whoever_waits_for_nobody() -> None:
     where = (RankStack(0, "n1", WAIT, ""), RankStack(1, "n2", "sleep (train.py:3)", ""))
     verdict = judge(Evidence(hang=Hang(130.0, 120.0, (), where)), step=-1)
     assert verdict.suspects == ("n2",) and verdict.sentence.startswith("no progress for 130 s (limit 120 s): rank 1")
+
+
+def test_hang_names_the_rank_that_issued_fewer_collectives_before_the_odd_one_by_stack() -> None:
+    fewer = "issued 8 collectives where others issued 9"
+    observed = (CALM[0], CALM[1], replace(CALM[2], place="train.py:3 in load", sign=fewer), CALM[3])
+    hang = Hang(30.0, 30.0, observed, stacks(WAIT, "save (x.py:1)", "load (data.py:9)", WAIT))
+    verdict = blame_hang.verdict(hang, 5)
+    assert verdict.suspects == ("n2",) and verdict.rank == 2
+    assert verdict.sentence.endswith(f": rank 2 on n2 is in train.py:3 in load, {fewer}")
+    assert [one.rank for one in blame_hang.differing(hang)] == [2]
+    absent = replace(hang, observations=(*observed[:2], replace(observed[2], place=""), CALM[3]), stacks=())
+    assert blame_hang.verdict(absent, 5).sentence.endswith(f"rank 2 on n2 is not there, {fewer}")
 
 
 def test_many_ranks_stuck_in_the_kernel_are_the_storages() -> None:

@@ -151,7 +151,7 @@ def test_a_step_that_ranks_only_print_refills_the_budget_and_counts_for_nothing_
     life = Life(policy=Policy(restarts_max_count=1)).running()
     for attempt, at_step in enumerate((16, 24)):
         life.on(ProgressMarked(attempt, at_step - 8, printed=True))
-        life.says(f"a rank printed step {at_step - 8}")
+        life.says(f"step {at_step - 8} was printed")
         life.exit(0, code=None, signal=9, log_step=at_step)
         life.stopped()
         life.again()

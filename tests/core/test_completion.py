@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gangrun.core.actions import StartGang, SubmitSuccessor
-from gangrun.core.events import CancelRequested, FirstStepSeen, GangStarted, Notice, NoticeKind, RankFinished
-from gangrun.core.model import Failure, Phase
+from gangrun.core.events import (
+    CancelRequested,
+    FirstStepSeen,
+    GangStarted,
+    Notice,
+    NoticeKind,
+    ProgressMarked,
+    RankExited,
+    RankFinished,
+)
+from gangrun.core.model import Failure, Phase, RankExit
 from gangrun.core.policy import Policy
-from tests.core.life import Life, saved
+from tests.core.life import BUG, Life, saved
 
 GOAL = Policy(total_steps=1000)
 
@@ -82,11 +92,127 @@ def test_the_same_end_at_the_same_step_is_the_scripts_and_one_farther_on_is_not(
     life.says("exit code 0 at step 400 of 1000", "failed in the same way")
 
 
-def test_without_a_goal_0_is_taken_for_the_end_and_that_is_said() -> None:
+def test_without_a_goal_0_is_taken_for_the_end() -> None:
     life = ended(Life().running(), 7)
-    life.says("exit code 0 is taken for the end, as no goal is known (--total-steps)")
     life.stopped()
-    assert life.phase is Phase.SUCCEEDED and life.state.reason == "all ranks finished at step 7"
+    assert life.phase is Phase.SUCCEEDED and life.state.reason == "all 4 ranks finished at step 7"
+
+
+def of_script(life: Life, step: int, total: int, log_step: int = -1) -> Life:
+    """All ranks end with 0; rank 0 alone reports, or prints, with how many steps there are."""
+    for rank in range(4):
+        told = (step, log_step, log_step, total, 2.5) if rank == 0 else ()
+        life.on(RankFinished(life.state.attempt.number, rank, life.holder(rank), life.now, *told))
+    return life
+
+
+@pytest.mark.parametrize(("reported", "printed"), [(59, -1), (60, -1), (-1, 60)])
+def test_a_script_that_reaches_the_goal_that_it_names_has_finished(reported: int, printed: int) -> None:
+    life = of_script(Life().running(), reported, 60, printed)
+    assert life.phase is Phase.STOPPING
+    life.says(f"finished at step {max(reported, printed)} of 60" + (" (from the log)" if printed > 0 else ""))
+    life.stopped()
+    assert life.phase is Phase.SUCCEEDED
+    assert life.state.attempt.loss == 2.5
+
+
+@pytest.mark.parametrize(("reported", "printed"), [(34, -1), (-1, 34)])
+def test_a_script_that_stops_early_on_purpose_is_not_trained_again(reported: int, printed: int) -> None:
+    life = of_script(Life().running(), reported, 60, printed)
+    assert life.phase is Phase.RUNNING, "a node may have been told to end just now"
+    life.says("the last one; listening whether a node was told to end")
+    life.due("doubt")
+    life.says("finished at step 34", "ended by itself before the 60 steps that it named", "--total-steps 60")
+    life.stopped()
+    assert life.phase is Phase.SUCCEEDED and "ended by itself" in life.state.reason
+
+
+@pytest.mark.parametrize("asked_first", [True, False])
+def test_a_script_that_stops_early_as_its_node_is_told_to_end_goes_on(asked_first: bool) -> None:
+    life = Life(policy=Policy(can_requeue=True)).running()
+    asked = Notice(NoticeKind.UNKNOWN, 60.0, asking=True)
+    if asked_first:
+        life.on(asked)
+    of_script(life, 34, 60)
+    if not asked_first:
+        life.on(asked)
+        life.due("doubt")
+    life.says("at step 34 of 60, so the run is not finished: a node was told to end")
+    life.on(Notice(NoticeKind.PREEMPTION, 55.0))
+    life.stopped()
+    assert life.last(SubmitSuccessor)
+
+
+def test_a_script_that_has_done_all_is_finished_though_its_node_is_told_to_end() -> None:
+    life = Life(policy=Policy(can_requeue=True)).running()
+    life.on(Notice(NoticeKind.UNKNOWN, 60.0, asking=True))
+    of_script(life, 60, 60).stopped()
+    assert life.phase is Phase.SUCCEEDED
+
+
+def test_a_notice_that_comes_while_finished_ranks_are_cleaned_up_changes_nothing() -> None:
+    life = ended(Life(policy=Policy(can_requeue=True)).running(), 7)
+    life.on(Notice(NoticeKind.UNKNOWN, 60.0, asking=True))
+    life.stopped()
+    assert life.phase is Phase.SUCCEEDED and life.state.reason == "all 4 ranks finished at step 7"
+
+
+THREAD = "terminate called without an active exception"
+
+
+def crash(life: Life, rank: int, **what: Any) -> Life:
+    """A rank's process aborts."""
+    how = {"signal": 6, **what}
+    died = RankExit(rank, life.holder(rank), how.pop("code", None), how.pop("signal"), at=life.now, **how)
+    life.on(RankExited(life.state.attempt.number, died))
+    return life
+
+
+@pytest.mark.parametrize(
+    ("goal", "what"),
+    [
+        (0, {"script_ended": True}),
+        (0, {"script_ended": True, "signal": 11}),
+        (60, {"tail": ("wandb: done", THREAD), "step": 59}),
+        (60, {"tail": (THREAD,), "log_step": 60, "log_reach": 60}),
+        (0, {"tail": (THREAD,), "step": 60, "total_steps": 60}),
+        (60, {"tail": (THREAD,), "step": 60, "code": 134, "signal": None}),
+    ],
+)
+def test_a_crash_after_the_end_of_the_script_is_no_failure(goal: int, what: dict[str, Any]) -> None:
+    life = Life(policy=Policy(total_steps=goal)).running()
+    for rank in range(3):
+        life.on(RankFinished(0, rank, life.holder(rank), life.now))
+    crash(life, 3, **what)
+    life.says("all 4 ranks finished", "then 1 process crashed on the way out, after the training, so nothing is lost")
+    life.stopped()
+    assert life.phase is Phase.SUCCEEDED and "1 process crashed" in life.state.reason
+    assert life.state.budget.total_count == 0
+
+
+@pytest.mark.parametrize(
+    ("goal", "what"),
+    [
+        (60, {"tail": (THREAD,), "step": 30}),  # in the middle
+        (0, {"tail": (THREAD,), "step": 60}),  # nobody knows the goal
+        (60, {"tail": ("free(): invalid pointer",), "step": 60}),  # perhaps in the last save
+        (60, {"tail": (THREAD,), "step": 60, "signal": 9}),
+        (60, {"script_ended": True, "signal": 9, "oom_kill": True, "step": 60}),
+        (60, {"script_ended": True, "error": BUG, "step": 60}),
+    ],
+)
+def test_a_crash_that_may_have_cost_something_is_a_failure(goal: int, what: dict[str, Any]) -> None:
+    life = crash(Life(policy=Policy(total_steps=goal)).running(), 0, **what)
+    life.stopped()
+    assert life.phase is Phase.STARTING
+
+
+def test_a_crash_after_a_script_that_ended_before_the_goal_is_judged_as_an_exit_code_of_0_is() -> None:
+    life = Life(policy=GOAL).running()
+    for rank in range(4):
+        crash(life, rank, script_ended=True, step=400)
+    life.stopped()
+    assert life.phase is Phase.STARTING and "at step 400 of 1000" in life.state.attempts[0].reason
 
 
 def test_ranks_that_leave_with_0_as_a_job_ends_have_not_finished() -> None:
@@ -115,3 +241,41 @@ def test_ranks_that_leave_with_0_after_a_cancel_are_cancelled(goal: int) -> None
     ended(life, 500).stopped()
     assert life.phase is Phase.CANCELLED
     assert not [one for one in life.asked if isinstance(one, StartGang)][1:]
+
+
+def test_a_total_that_a_file_told_long_before_the_end_is_no_reason_for_doubt() -> None:
+    """trainer_state.json is as old as the newest checkpoint, so nobody knows how far the script got."""
+    life = Life().running()
+    life.on(ProgressMarked(0, 40, printed=True, total_steps=60))
+    assert life.state.attempt.total_steps == 60
+    ended(life).stopped()
+    assert life.phase is Phase.SUCCEEDED and life.state.reason == "all 4 ranks finished"
+
+
+# ---- resumed, or begun again? ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [{"written": True}, {"printed": True, "total_steps": 1000}, {}])
+@pytest.mark.parametrize("observe", [False, True])
+def test_a_script_that_began_again_is_stopped(first: dict[str, Any], observe: bool) -> None:
+    life = Life(policy=replace(GOAL, observe=observe)).running(saved(500))
+    life.on(FirstStepSeen(0, 10, **first))
+    life.says("the script started over: its first step is 10, but it was told to resume from step 500")
+    assert life.phase is (Phase.RUNNING if observe else Phase.STOPPING)
+    assert life.state.attempt.step == (10 if observe and not first else -1)
+
+
+@pytest.mark.parametrize(("goal", "total"), [(0, 1000), (1000, -1), (1000, 267), (0, -1)])
+def test_a_counter_that_may_count_anew_is_no_proof(goal: int, total: int) -> None:
+    life = Life(policy=Policy(total_steps=goal)).running(saved(500))
+    life.on(FirstStepSeen(0, 1, printed=True, total_steps=total))
+    life.says("the first step printed is 1", "resume from step 500", "anew in each attempt, or it started over")
+    assert life.phase is Phase.RUNNING and life.state.reason == life.reason
+
+
+@pytest.mark.parametrize("first", [{"written": True}, {"printed": True, "total_steps": 1000}])
+def test_what_goes_on_after_the_checkpoint_is_well(first: dict[str, Any]) -> None:
+    life = Life(policy=GOAL).running(saved(500))
+    life.on(FirstStepSeen(0, 501, **first))
+    life.says("first step of attempt 0: 501")
+    assert life.phase is Phase.RUNNING and life.state.attempt.step == -1, "it may be far behind"

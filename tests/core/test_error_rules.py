@@ -63,6 +63,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "memory-error": ("OSError", "[Errno 133] Memory page has hardware error"),
     "gpu-count": ("AssertionError", "Expected 8 GPUs but found 7"),
     "gpu-unknown": ("RuntimeError", "CUDA error: unknown error"),
+    "rdma-route": ("RuntimeError", "Failed to modify QP to RTR: Connection timed out"),
     "rdma-local": ("DistBackendError", "NET/IB : Got completion from peer n2<5> with status=4 vendor err 81"),
     "cuda-usage": ("RuntimeError", "CUDA error: invalid configuration argument"),
     "toolchain": ("RuntimeError", "Failed to find C compiler. Please specify via CC environment variable."),

@@ -21,10 +21,12 @@ from gangrun.core.events import (
     ActUnknown,
     AgentJoined,
     AgentRejoined,
+    AnomalySeen,
     AttemptSealed,
     CancelRequested,
     CheckpointSeen,
     DeadlinePassed,
+    DrainRequested,
     Event,
     FindingRaised,
     FirstStepSeen,
@@ -60,6 +62,8 @@ from gangrun.core.machine.lifecycle import follows, step
 from gangrun.core.machine.succession import first_state
 from gangrun.core.model import (
     TERMINAL,
+    Anomaly,
+    AnomalyKind,
     CheckpointRef,
     DriverReport,
     ErrorReport,
@@ -166,6 +170,10 @@ def of_attempt(number: int, draw: Any) -> Event:
     killed = st.builds(RankExit, ranks, names, st.none(), signal, no, flag, st.none(), st.just(2.0))
     seen = st.builds(RankObservation, ranks, names, st.sampled_from("RSDT"), steps, st.just(0.0))
     stack = st.builds(RankStack, ranks, names, words, words)
+    anomalies = st.builds(
+        Anomaly, st.sampled_from(AnomalyKind), steps, steps, st.integers(0, 9), st.just("loss"), st.just("NaN"),
+        lasting=st.booleans(),
+    )  # fmt: skip
     it = st.just(number)
     drawn: Event = draw(
         st.one_of(
@@ -178,6 +186,7 @@ def of_attempt(number: int, draw: Any) -> Event:
             st.builds(RankFinished, it, ranks, names, st.just(1.0)),
             st.builds(FirstStepSeen, it, steps),
             st.builds(ProgressMarked, it, steps),
+            st.builds(AnomalySeen, it, ranks, names, anomalies, st.integers(1, 4)),
             st.builds(ProgressStalled, it, st.just(130.0), st.just(120.0), st.lists(seen, max_size=3).map(tuple)),
             st.builds(StacksTaken, it, st.lists(stack, max_size=3).map(tuple)),
             st.builds(GangStopped, it, st.just(()), st.lists(words, max_size=1).map(tuple)),
@@ -200,6 +209,7 @@ whatever = st.one_of(
     st.builds(NodeLost, names, st.just(1.0), words),
     st.builds(NodeHeard, names),
     st.builds(SaveRequested, words, words),
+    st.builds(DrainRequested, names, words, words),
     st.builds(NodeAbsent, names, words, st.booleans()),
     st.builds(NodeChecked, names, st.booleans(), words),
     st.builds(FindingRaised, st.builds(NodeFinding, names, words, st.booleans(), st.just("a finding"), report=reports)),

@@ -9,6 +9,7 @@ import pytest
 
 from gangrun.core.policy import HangPolicy
 from gangrun.core.recovery.hang import CPU_WINDOW_S, LONG_PHASES, NEVER, HangWatch, Quiet, Stall
+from gangrun.core.recovery.standing import Stand
 from gangrun.wire.progress import TrainingPhase
 
 # ---- a gang whose ranks are sampled once a second --------------------------------------------------------------------
@@ -26,6 +27,8 @@ class Sample:
     output_bytes: int = 0
     cpu_s: float = 0.0
     state: str = "S"
+    is_sampled: bool = False
+    stand: Stand | None = None
 
 
 class Gang:
@@ -419,3 +422,77 @@ def test_a_rate_between_idle_and_busy_is_neither() -> None:
 
 def test_the_phases_that_may_be_long_are_those_that_a_script_reports() -> None:
     assert {TrainingPhase.EVAL, TrainingPhase.CHECKPOINT} == LONG_PHASES
+
+
+# ---- what the ranks' samplers say ------------------------------------------------------------------------------------
+
+
+def stands(sample: Sample, stood_s: float = 12.0) -> Sample:
+    """Rank 1 has issued one collective fewer than the others, and does something new; the others wait for it."""
+    is_behind = sample.rank == 1
+    told = Stand(
+        0, not is_behind, stood_s, -1.0 if is_behind else 1.0, 600.0, is_behind, "a.py:3 in f", ((7, 9 - is_behind),)
+    )
+    return replace(busy(sample), is_sampled=True, stand=told)
+
+
+def test_a_rank_that_others_wait_for_is_told_in_seconds_and_goes_when_it_moves() -> None:
+    gang = Gang()
+    gang.train(20)
+    assert isinstance(gang.second(stands), Quiet)
+    assert gang.verdict == Quiet(
+        gang.now + 1.0, 300.0,
+        "rank 1 on n0 has stood in a.py:3 in f for 12 s and issued 8 collectives where others issued 9; 3 ranks wait"
+        " at step 19; counts as hung if all ranks stand, at 300 s",
+    )  # fmt: skip
+    gang.train(1)
+    assert isinstance(gang.verdict, Quiet) and gang.verdict.sentence != ""
+    moved = gang.second(lambda sample: replace(step(sample), stand=None))
+    assert isinstance(moved, Quiet) and moved.sentence == ""
+
+
+def test_a_hang_by_stands_names_the_rank_in_what_was_observed() -> None:
+    gang = Gang()
+    gang.train(20)
+    stall = gang.seconds(300, lambda sample: stands(sample, 300.0))
+    assert stall is not None and (stall.stalled_s, stall.limit_s) == (300.0, 300.0)
+    assert [(seen.place, bool(seen.sign)) for seen in stall.observations] == [
+        ("a.py:3 in f", seen.rank == 1) for seen in stall.observations
+    ]
+
+
+def test_a_rank_that_moves_for_ever_does_not_hide_a_stopped_one_for_ever() -> None:
+    gang = Gang()
+    gang.train(20)
+
+    def one_stopped(sample: Sample) -> Sample:
+        stopped = Stand(4, True, 60.0, -1.0, 0.0, 3, "a.py:3 in f", ())
+        is_stopped = sample.rank == 1
+        state = "T" if is_stopped else "S"
+        return replace(idle(sample), is_sampled=True, state=state, stand=stopped if is_stopped else None)
+
+    assert gang.seconds(100, one_stopped) is None
+    assert isinstance(gang.verdict, Quiet) and "rank 1 on n0" in gang.verdict.sentence
+    stall = gang.seconds(30, one_stopped)
+    assert stall is not None and stall.stalled_s == 120.0
+    assert [seen.sign for seen in stall.observations] == ["", "is stopped (state T)", "", ""]
+
+
+def test_stands_of_nodes_that_are_not_heard_are_no_hang() -> None:
+    gang = Gang()
+    gang.train(20)
+    gang.seconds(1, stands)
+    gang.now += 11
+    gang.watch.observe("n0", [stands(sample, 400.0) for sample in gang.samples[:2]], gang.now)
+    found = gang.watch.judge(gang.now)
+    assert isinstance(found, Quiet) and "sent no recent heartbeat" in found.sentence
+
+
+def test_stands_count_from_when_the_disk_answered() -> None:
+    gang = Gang()
+    gang.train(20)
+    gang.watch.suspend(gang.now)
+    assert gang.seconds(40, lambda sample: stands(sample, 400.0)) is None
+    gang.watch.resume(gang.now)
+    gang.second(lambda sample: stands(sample, 401.0))
+    assert gang.verdict.limit_s == 120.0 and isinstance(gang.verdict, Quiet) and not gang.verdict.sentence

@@ -12,6 +12,7 @@ from gangrun.core.model import (
     After,
     Attempt,
     AttemptRecord,
+    BrokenSlot,
     Budget,
     Deadline,
     Exclusion,
@@ -188,3 +189,9 @@ def test_no_attempt_is_launched_twice() -> None:
     assert "I10: attempt 2 is being launched twice" in broken(replace(LAUNCHING, attempts=begun), stopped)
     fresh = replace(stopped, attempts=(*begun[:-1], replace(begun[-1], nodes=())))
     assert broken(replace(LAUNCHING, attempts=begun), fresh) == ""
+
+
+def test_no_rank_is_launched_on_a_broken_slot() -> None:
+    node = replace(NODES["n2"], slots_count=3, broken_slots=(BrokenSlot(1, "gpu 1", "lost"),))
+    state = replace(LAUNCHING, roster=Roster(nodes={**NODES, "n2": node}))
+    assert "I9: attempt 2 is being launched on slot 1, which is broken" in broken(state, CHOOSING)

@@ -222,3 +222,74 @@ def test_a_text_that_moves_at_once_excludes_a_node_only_if_all_its_ranks_showed_
     assert set(life.state.health.excluded) == excluded
     assert life.state.health.move is None
     assert "n1" not in life.started().placement.nodes
+
+
+# ---- what nodes may share, and what passes by itself ---------------------------------------------------------------
+
+STALE = ErrorReport("OSError", "[Errno 116] Stale file handle: '/data/x'", "stale", "Traceback ...", False)
+
+
+def stale_twice(*spares: str) -> Life:
+    """Rank 2 on n1 was the only one of a whole gang that heard twice of storage that does not answer."""
+    life = Life(3, 2, SLURM).running()
+    for name in spares:
+        life.join(name)
+        life.on(NodeChecked(name, True))
+    for at_step in (10, 20):
+        life.mark(at_step)
+        stale(life, 2)
+        if at_step == 10:
+            assert life.state.health.move is None and not life.state.health.excluded, "it may have passed"
+            go_on(life)
+    return life
+
+
+def stale(life: Life, *ranks: int) -> None:
+    for rank in range(6):
+        node = life.holder(rank)
+        fell = RankExit(rank, node, 1, error=STALE)
+        heard = RankExit(rank, node, signal=15, by_us=True, mark=NO_RULE)
+        life.on(RankExited(life.state.attempt.number, fell if rank in ranks else heard))
+    life.stopped()
+
+
+def test_storage_that_fails_one_rank_twice_moves_it_and_no_device_is_tested() -> None:
+    life = stale_twice()
+    life.says("rank 2 of n1 moves to n0", "to tell the node from what nodes share")
+    assert not any(node.trial for node in life.state.roster.nodes.values())
+
+
+def test_if_storage_fails_the_rank_on_the_other_node_too_both_are_innocent_and_the_run_goes_on() -> None:
+    life = stale_twice()
+    go_on(life)
+    stale(life, 2)
+    life.says("as on n1 before: the rank falls on either node, and both are innocent")
+    assert life.phase is not Phase.FAILED
+    assert (life.state.health.excluded, life.state.health.move) == ({}, None)
+
+
+def test_if_another_rank_meets_that_storage_on_the_node_its_mount_is_at_fault() -> None:
+    life = stale_twice()
+    go_on(life)
+    life.mark(30)
+    stale(life, 0)
+    assert set(life.state.health.excluded) == {"n1"}
+
+
+def test_a_node_whose_storage_may_have_passed_stays_in_the_job_after_the_move() -> None:
+    life = stale_twice("s0")
+    go_on(life)
+    life.mark(21)
+    life.says("and on s0 it came past step 20: n1 holds no rank now, and it stays in the job")
+    assert not life.state.health.excluded
+
+
+def test_a_node_all_of_whose_ranks_meet_it_twice_is_excluded() -> None:
+    life = Life(3, 2, SLURM).running()
+    life.mark(10)
+    stale(life, 2, 3)
+    assert not life.state.health.excluded
+    go_on(life)
+    life.mark(20)
+    stale(life, 2, 3)
+    assert set(life.state.health.excluded) == {"n1"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gangrun.core import nodeset
 from gangrun.core import text as wording
-from gangrun.core.nodeset import NodesetError, fold, natural_sort, unfold
+from gangrun.core.nodeset import NodesetError, fold, fold_in_order, natural_sort, unfold
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,21 @@ name = st.from_regex(r"[a-z]{1,3}[0-9]{0,4}([a-z-]{0,2}[0-9]{0,2})?", fullmatch=
 def test_round_trip(names: list[str]) -> None:
     assert sorted(unfold(fold(names))) == sorted(set(names))
     assert fold(unfold(fold(names))) == fold(names)
+
+
+@pytest.mark.parametrize(
+    ("names", "lists"),
+    [
+        (["n1", "n2", "n10"], ("n[1-2,10]",)),
+        (["n3", "n1", "n2", "gpu-a"], ("n3", "n[1-2]", "gpu-a")),
+        ([], ()),
+        (["n1", "n1"], None),
+        (["a,b"], None),
+        (["n1", "n[2"], None),
+    ],
+)
+def test_a_list_folded_in_order_unfolds_to_that_order_or_is_none(names: list[str], lists: object) -> None:
+    assert fold_in_order(names) == lists
 
 
 @given(st.lists(name, max_size=20))

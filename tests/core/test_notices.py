@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gangrun.core.actions import SaveGang, StopGang, TakeStacks
@@ -149,6 +151,14 @@ def test_saving_and_stopping_fit_into_the_time_that_is_left(within_s: float, sto
     assert (stop.grace_s, stop.checkpoint_grace_s, stop.checkpoint_first) == (stop_s, save_s, save_s > 0)
 
 
+def test_a_save_that_was_measured_gets_twice_its_time_if_that_is_left() -> None:
+    for within_s, save_s, words in ((300.0, 180.0, ""), (150.0, 135.0, "so a save gets 1.4e+02 of its 180 s")):
+        life = Life(policy=SCHEDULER).running()
+        life.on(Notice(NoticeKind.TIME_LIMIT, within_s, save_s=90.0))
+        assert life.last(StopGang).checkpoint_grace_s == pytest.approx(save_s, abs=10.0)
+        assert words in life.state.reason and ("gets" in life.state.reason) == bool(words)
+
+
 @pytest.mark.parametrize(
     ("within_s", "words"), [(6.0, "; the nodes go in 6 s, so a save gets 2 of its 60 s"), (90.0, "")]
 )
@@ -180,6 +190,18 @@ def test_whoever_takes_over_has_only_what_is_left_of_it() -> None:
     life.now += 60.0
     life.on(TermTaken(2, "j", (), (), 0))
     assert life.last(StopGang).checkpoint_grace_s is None, "the time is over and the nodes are still there"
+
+
+@pytest.mark.parametrize(("seq", "phase"), [(0, Phase.WAITING), (1, Phase.FAILED), (2, Phase.FAILED)])
+def test_after_the_last_of_its_jobs_the_run_asks_for_no_other(seq: int, phase: Phase) -> None:
+    life = Life(policy=Policy(can_requeue=True, jobs_max_count=2)).running()
+    life.state = replace(life.state, seq=seq)
+    life.on(Notice(NoticeKind.TIME_LIMIT, 30.0))
+    life.stopped()
+    assert life.phase is phase
+    if phase is Phase.FAILED:
+        life.says("time limit", f"no other job is asked for: this was job {seq + 1} of 2 (--max-jobs)")
+        assert life.state.ending.failure is Failure.BUDGET
 
 
 def test_a_stop_that_cannot_be_proven_leaves_the_place_to_the_job_that_comes_back() -> None:

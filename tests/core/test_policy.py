@@ -16,10 +16,12 @@ from gangrun.core.policy import Policy, PolicyError, Timing
         ({"timing": Timing(beat_every_s=0.0)}, "beat_every_s = 0.0 must be more than 0"),
         ({"join_within_s": -1.0}, "join_within_s = -1.0 must be more than 0"),
         ({"timing": Timing(leader_lease_s=4.96)}, "two supervisors could act at once"),
-        ({"timing": Timing(fence_after_s=17.0)}, "a takeover would kill good ranks"),
+        ({"timing": Timing(fence_after_s=12.0)}, "a takeover would kill good ranks"),
+        ({"jobs_max_count": -1}, r"jobs_max_count = -1 must not be negative \(0: no limit\)"),
         ({"save_lead_s": -1.0}, "save_lead_s = -1.0 must not be negative"),
         ({"settle_s": -0.1}, "settle_s = -0.1 must be from 0"),
         ({"settle_s": 10.1}, "settle_s = 10.1 must be from 0 .* to 10: each restart waits"),
+        ({"peer_gone_grace_s": -0.1}, "peer_gone_grace_s = -0.1 must not be negative"),
         ({"restarts_max_count": -1}, "restarts_max_count = -1 must not be negative"),
         ({"replica_ranks_count": -1}, "replica_ranks_count = -1 must not be negative"),
     ],
@@ -30,12 +32,13 @@ def test_refused(changes: dict[str, Any], words: str) -> None:
 
 
 def test_the_edges_hold() -> None:
-    Policy(timing=Timing(leader_lease_s=4.95, fence_after_s=17.1), restarts_max_count=0)
+    Policy(timing=Timing(leader_lease_s=2.97, fence_after_s=12.1), restarts_max_count=0)
     Policy(settle_s=0.0)
     Policy(settle_s=10.0)
 
 
 def test_saving_begins_as_long_before_the_end_as_it_may_take_unless_told_otherwise() -> None:
-    assert Policy(checkpoint_grace_s=70.0).lead_s == 70.0
-    assert Policy(checkpoint_grace_s=70.0, save_lead_s=0.0).lead_s == 0.0
-    assert Policy(checkpoint_grace_s=70.0, save_lead_s=300.0).lead_s == 300.0
+    assert Policy(checkpoint_grace_s=70.0).lead_s() == 70.0
+    assert [Policy(checkpoint_grace_s=70.0).lead_s(measured_s) for measured_s in (3.0, 90.0)] == [70.0, 180.0]
+    assert Policy(checkpoint_grace_s=70.0, save_lead_s=0.0).lead_s(90.0) == 0.0
+    assert Policy(checkpoint_grace_s=70.0, save_lead_s=300.0).lead_s() == 300.0

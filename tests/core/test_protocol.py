@@ -21,6 +21,7 @@ NOBODY, RANK0, EACH = Savers.CHECKPOINTER, Savers.RANK0, Savers.ALL
 
 
 TIMING = Timing()
+S = 5.0
 FOUR = Placement(tuple(Seat(Slot(f"n{i}", 0), 2 * i, 2) for i in range(4)), 8)
 
 
@@ -31,7 +32,15 @@ def test_the_lease_runs_from_when_the_acked_beat_was_sent() -> None:
 def test_law_one() -> None:
     assert lease.fence_wait_s(TIMING) == pytest.approx(30 * 1.01 + 1 + 0.25)
     assert lease.presumed_empty_at(100.0, TIMING) == pytest.approx(131.55)
-    assert lease.presumed_empty_after_takeover(100.0, TIMING) == pytest.approx(134.55)
+    assert lease.presumed_empty_after_takeover(100.0, TIMING) == pytest.approx(134.3)
+
+
+def test_what_is_asked_of_others_is_known_once_silence_counts() -> None:
+    assert lease.overdue_after_s(TIMING) == 1.5 < TIMING.silence_after_s
+    assert lease.overdue_after_s(replace(TIMING, silence_after_s=1.0)) == 1.0, "S may be shorter than two heartbeats"
+    assert lease.slow_after_s(TIMING) == 3 * TIMING.silence_after_s
+    assert lease.all_heard_within_s(TIMING) >= 2 * TIMING.beat_every_s, "what a heartbeat proves may be so old"
+    assert lease.all_heard_within_s(replace(TIMING, silence_after_s=9.0)) == 9.0
 
 
 @given(st.floats(0, 1e5), st.floats(-0.01, 0.01), st.floats(0, 0.25), st.floats(0, 1.0))
@@ -76,7 +85,7 @@ def test_fragment_rule(
 
 def test_leader_needs_more_than_half_within_its_lease() -> None:
     acked = {"n1": 10.0, "n2": 9.0, "n3": 1.0}
-    assert lease.leader_lease_ends_at(acked, 3, TIMING) == 12.0
+    assert lease.leader_lease_ends_at(acked, 3, TIMING) == 9.0 + TIMING.leader_lease_s
     assert lease.leader_lease_ends_at(acked, 9, TIMING) is None
     assert lease.leader_lease_ends_at({}, 1, TIMING) is None
 
@@ -129,36 +138,36 @@ def test_a_paused_warden_grants_one_round_trip_and_no_more() -> None:
 
 
 def test_an_empty_table_never_wakes_anybody() -> None:
-    assert judge_silence({}, (), 9.0, TIMING) == Liveness((), (), NEVER)
+    assert judge_silence({}, (), 9.0, S) == Liveness((), (), NEVER)
 
 
 def test_silent_from_the_very_instant() -> None:
     heard = {"n1": 10.0, "n2": 12.0}
-    assert judge_silence(heard, (), 14.999, TIMING) == Liveness((), (), 15.0)
-    assert judge_silence(heard, (), 15.0, TIMING) == Liveness((("n1", 10.0),), (), 17.0)
-    assert judge_silence(heard, {"n1"}, 15.0, TIMING) == Liveness((), (), 17.0), "told once"
-    assert judge_silence(heard, {"n1"}, 17.5, TIMING) == Liveness((("n2", 12.0),), (), NEVER)
+    assert judge_silence(heard, (), 14.999, S) == Liveness((), (), 15.0)
+    assert judge_silence(heard, (), 15.0, S) == Liveness((("n1", 10.0),), (), 17.0)
+    assert judge_silence(heard, {"n1"}, 15.0, S) == Liveness((), (), 17.0), "told once"
+    assert judge_silence(heard, {"n1"}, 17.5, S) == Liveness((("n2", 12.0),), (), NEVER)
 
 
 def test_heard_again() -> None:
     heard = {"n10": 16.0, "n9": 16.5, "n1": 3.0}
-    assert judge_silence(heard, ["n9", "n10", "gone"], 17.0, TIMING) == Liveness((("n1", 3.0),), ("n9", "n10"), 21.0)
+    assert judge_silence(heard, ["n9", "n10", "gone"], 17.0, S) == Liveness((("n1", 3.0),), ("n9", "n10"), 21.0)
 
 
 def test_longest_silent_first_then_natural_order() -> None:
     heard = {"n10": 1.0, "n2": 1.0, "n1": 2.0}
-    assert [name for name, _ in judge_silence(heard, (), 99.0, TIMING).newly_silent] == ["n2", "n10", "n1"]
+    assert [name for name, _ in judge_silence(heard, (), 99.0, S).newly_silent] == ["n2", "n10", "n1"]
 
 
 @given(st.dictionaries(st.integers(0, 20).map(lambda n: f"n{n}"), st.floats(0, 1e6)), st.floats(0, 1e6))
 def test_waking_at_next_at_finds_a_change(heard: dict[str, float], now: float) -> None:
     silent: set[str] = set()
-    first = judge_silence(heard, silent, now, TIMING)
+    first = judge_silence(heard, silent, now, S)
     silent.update(name for name, _ in first.newly_silent)
-    assert judge_silence(heard, silent, now, TIMING).newly_silent == ()
+    assert judge_silence(heard, silent, now, S).newly_silent == ()
     if first.next_at < NEVER:
         assert first.next_at > now
-        assert judge_silence(heard, silent, first.next_at, TIMING).newly_silent, "or the loop would spin"
+        assert judge_silence(heard, silent, first.next_at, S).newly_silent, "or the loop would spin"
 
 
 def test_ten_thousand_nodes_are_cheap() -> None:
@@ -174,8 +183,8 @@ def test_ten_thousand_nodes_are_cheap() -> None:
         return min(took)
 
     once_s = best_s(lambda: [name for name, at in heard.items() if at + 1.0 > 103.0])
-    assert best_s(lambda: judge_silence(heard, set(), 103.0, TIMING)) < 20 * once_s
-    assert best_s(lambda: judge_silence(heard, {"n1"}, 103.0, TIMING)) < 100 * once_s  # rare: a node is silent
+    assert best_s(lambda: judge_silence(heard, set(), 103.0, S)) < 20 * once_s
+    assert best_s(lambda: judge_silence(heard, {"n1"}, 103.0, S)) < 100 * once_s  # rare: a node is silent
 
 
 # ---- who may claim, and with which numbers ---------------------------------------------------------------------------

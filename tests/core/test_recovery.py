@@ -6,11 +6,20 @@ from dataclasses import replace
 
 import pytest
 
+from gangrun.core.actions import StopGang
 from gangrun.core.events import FindingRaised, GangStarted, NodeHeard, NodeLost
 from gangrun.core.model import Exclusion, Failure, Phase
 from gangrun.core.policy import Policy, PolicyError
 from gangrun.core.recovery.choose import judge
 from tests.core.life import BUG, Life, fatal
+
+
+@pytest.mark.parametrize(("replica", "grace_s"), [(0, 1.0), (2, None)])
+def test_ranks_that_wait_in_vain_for_a_lost_node_get_less_grace(replica: int, grace_s: float | None) -> None:
+    """With replicas some may go on without it."""
+    life = Life(policy=replace(Policy(), replica_ranks_count=replica)).running()
+    life.on(NodeLost("n1", 90.0, "no other node reaches it"))
+    assert life.last(StopGang).peer_gone_grace_s == grace_s
 
 
 def test_in_place_with_a_spare_and_smaller() -> None:

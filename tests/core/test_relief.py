@@ -67,7 +67,7 @@ def test_a_spare_takes_the_place_of_a_suspect_at_the_next_checkpoint_and_not_bef
     stop = life.last(StopGang)
     assert (life.phase, stop.checkpoint_first, stop.grace_s) == (Phase.STOPPING, True, life.policy.stop_grace_s)
     life.stopped()
-    life.says("to replace suspect nodes", "restarting on n0,s0, which the restart budget does not count")
+    life.says("to replace nodes", "restarting on n0,s0, which the restart budget does not count")
     life.again(saved(10))
     assert life.started().placement.nodes == ("n0", "s0")
     assert (life.state.attempts[0].outcome, life.state.health.excluded) == ("moved", {})

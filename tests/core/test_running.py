@@ -84,7 +84,7 @@ def test_a_rank_that_falls_stops_all_and_is_named(how: dict[str, object], words:
     assert life.state.underway.after is After.JUDGE
     life.says("rank 2 on n1", words)
     stop = life.last(StopGang)
-    assert (stop.attempt, stop.grace_s, stop.checkpoint_first) == (0, life.policy.stop_grace_s, False)
+    assert (stop.attempt, stop.grace_s, stop.checkpoint_first, stop.peer_gone_grace_s) == (0, 10.0, False, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_once_a_rank_fails_the_others_have_a_moment_to_report_their_own_error(
 def test_nothing_settles_where_no_rank_failed_or_nobody_wants_it() -> None:
     life = Life().running()
     life.on(CancelRequested("someone"))
-    assert life.last(StopGang).settle_s == 0.0
+    assert (life.last(StopGang).settle_s, life.last(StopGang).peer_gone_grace_s) == (0.0, None)
     off = Life(policy=replace(Policy(), settle_s=0.0)).running()
     off.exit(2)
     assert off.last(StopGang).settle_s == 0.0
@@ -501,7 +501,7 @@ def test_what_could_not_be_cleaned_away_is_said_whatever_follows() -> None:
     life.finish(0)
     life.stopped(leftovers=("/dev/shm/psm_x",))
     assert life.phase is Phase.SUCCEEDED
-    life.says("all ranks finished", "/dev/shm/psm_x")
+    life.says("the only rank finished", "/dev/shm/psm_x")
 
 
 # ---- STOPPING: how it ends ---------------------------------------------------------------------------------------

@@ -194,7 +194,7 @@ def test_a_script_that_is_over_before_the_launch_is_acknowledged_has_succeeded()
     life.ignored(GangStarted(0))
     life.stopped()
     assert life.phase is Phase.SUCCEEDED
-    life.says("all ranks finished")
+    life.says("all 4 ranks finished")
 
 
 def test_ranks_that_finish_before_and_after_the_launch_is_acknowledged() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.versions import ABSENT, Ranks, Table, with_entries
+from gangrun.core.versions import ABSENT, Ranks, Table, count, with_entries
 
 KEYS = st.sampled_from([f"n{i}" for i in range(6)])
 NUMBERS = st.integers(0, 30)
@@ -34,6 +34,38 @@ def test_a_version_knows_what_changed_since(changes: list[tuple[str, int]]) -> N
         newest = newest.changed_to(key, value)
     before = {"n0": 0, "n1": 1}
     assert first.changed_in(newest) == {key: before.get(key, ABSENT) for key, _ in changes}
+
+
+def _is_odd(number: int) -> bool:
+    return number % 2 == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), KEYS, st.integers(0, 3), st.booleans())))
+def test_each_version_counts_what_passes_a_test(changes: list[tuple[int, str, int, bool]]) -> None:
+    """Counted before or after later versions, which may branch, each version's count is that of its own entries."""
+    tables, dicts = [Table({"n0": 1})], [{"n0": 1}]
+    for at, key, value, counts in changes:
+        at %= len(tables)
+        if counts:
+            assert tables[at].count(_is_odd) == sum(map(_is_odd, dicts[at].values()))
+        tables.append(tables[at].changed_to(key, value))
+        dicts.append({**dicts[at], key: value})
+    for table, plain in zip(tables, dicts, strict=True):
+        assert count(table, _is_odd) == count(plain, _is_odd) == len([one for one in plain.values() if one % 2])
+
+
+def test_a_count_goes_on_from_the_version_before() -> None:
+    seen: list[int] = []
+
+    def is_big(number: int) -> bool:
+        seen.append(number)
+        return number > 5
+
+    table = Table({f"n{i}": i for i in range(10)})
+    assert table.count(is_big) == 4
+    seen.clear()
+    newer = table.changed_to("n9", 0).changed_to("n10", 7)
+    assert (newer.count(is_big), seen) == (4, [0, 9, 7])
 
 
 def test_a_table_that_is_no_later_version_says_so() -> None:

@@ -13,7 +13,10 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.agent.loop import FAREWELL_S
 from gangrun.agent.ranks.gang_part import ENDED_WITHIN_S, LOGS_CLOSE_AT_END_S
+from gangrun.config.layers import Value
+from gangrun.errors import UserError
 from gangrun.launch import local, slurm_job_owner
+from gangrun.launch.local import nodes_of
 from gangrun.launch.owner import Cancelling
 from tests.faults.disk import PausableDisk, say
 from tests.waiting import until
@@ -160,3 +163,15 @@ def test_under_nohup_a_closed_terminal_is_not_heard(tmp_path: Path) -> None:
             made._keep.close()
         for number, handler in kept.items():
             signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("nodes", "least", "taken"), [(1, None, 1), (2, 1, 1), (2, None, 0), (4, 2, 0)])
+def test_one_machine_is_enough_where_one_node_is(nodes: int, least: int | None, taken: int) -> None:
+    """``torchrun --nnodes 1:2`` on one machine."""
+    asked = {"nodes": nodes, "min_nodes": least, "local_hosts": False}
+    settings = {name: Value(value, "flag") for name, value in asked.items()}
+    if taken:
+        assert len(nodes_of(settings)) == taken
+        return
+    with pytest.raises(UserError, match="this machine is one node"):
+        nodes_of(settings)

@@ -321,8 +321,12 @@ def test_a_warden_that_ends_by_itself_is_not_started_again(standing):
     steps, says, asked, told = standing
     says.write_text("srun: error: n2: task 1: Exited with exit code 70\nsrun: error: n3: task 2: Terminated\n")
     steps.start()
-    until(lambda: asked() and absent_nodes(Disk(), steps.paths, CLAIM.token), 20, "both are absent")
-    assert [one.node for one in absent_nodes(Disk(), steps.paths, CLAIM.token)] == ["n2", "n3"]
+
+    def absent():
+        return [one.node for one in absent_nodes(Disk(), steps.paths, CLAIM.token)]
+
+    until(lambda: asked() and len(absent()) == 2, 20, "both are absent")
+    assert absent() == ["n2", "n3"]
     assert (asked(), told) == (["n[1-3]"], [])
 
 

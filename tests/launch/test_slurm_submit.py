@@ -84,6 +84,7 @@ def test_submitted(tools: Path, home: Path, gangrun: Call, monkeypatch: pytest.M
     paths = the_run(home)
     assert said.out.splitlines()[0] == f"run {paths.run} (a b/ü) in {paths.root}"
     assert "job     17 on 2 nodes: pending (Resources: for free nodes)" in said.out
+    assert '  plan    expects a failure every 1 d on 2 nodes, so every_s="auto" saves every 6 min' in said.out
     assert f"nothing: no checkpoint in {home}/ckpt yet" in said.out
     spec = read_spec(Disk(), paths)
     assert (spec.world, spec.nodes, spec.nodes_count, spec.spares_count) == ("slurm", (), 2, 0)
@@ -248,6 +249,8 @@ def test_ctrl_c_while_it_is_submitted(tools: Path, home: Path, gangrun: Call, mo
         (("--nproc-per-node", "gpu", "train.py"), "not known here"),
         (("--nproc-per-node", "auto", "train.py"), "--gpus-per-node or --cpus-per-task"),
         (("--min-nodes", "3", "-N", "2", "train.py"), "--min-nodes 3 is more than --nodes 2"),
+        (("--spare-gpus", "1", "train.py"), "--spare-gpus is for one machine"),
+        (("--nproc-per-node", "2:4", "train.py"), "--nproc-per-node 2:4 is for one machine"),
         (("--sbatch", "array=1-4", "train.py"), "submit several runs instead"),
         (("--sbatch", "output=x", "train.py"), "not passed on"),
         (("--local-hosts", "train.py"), "No such option"),

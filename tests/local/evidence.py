@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from gangrun.adapters.fs.disk import Disk
@@ -45,3 +46,16 @@ def journal(box: Box) -> list[Record]:
 def kinds(box: Box) -> list[str]:
     """The kinds of all records."""
     return [record.kind for record in journal(box)]
+
+
+def each_second_in_one_class(box: Box) -> None:
+    """What ``gangrun report`` says of a run on one machine that has ended sums to what its journal lasted."""
+    report = json.loads(box.gangrun("report", "--json", "--runs-dir", str(box.runs)).stdout)
+    records, created = journal(box), box.status()["created"]
+    taken = next(record.at for record in records if record.kind == "TermTaken")
+    ended = next(record.at for record in records if record.phase in {"SUCCEEDED", "FAILED", "CANCELLED"})
+    began = min(created, records[0].at)
+    assert abs(sum(one["run_s"] for one in report["uses"]) - (ended - began)) < 0.003
+    assert report["nodes"]
+    for node in report["nodes"]:
+        assert abs(sum(node["uses_s"].values()) - (ended - taken)) < 0.003

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 
+import torch
+
 from tests.local.harness import Box
 from tests.waiting import until
 
@@ -30,6 +32,54 @@ WAITS = """
     if rank == "1": time.sleep(600 if attempt == "0" else 0); peer.touch()
     barrier()
 """
+
+
+# The last lines come as the rank ends; then native code aborts a process whose Python has ended, as torch's threads do.
+ABORTS = """
+    import ctypes, sys
+    for step in range(1, 61): print(f"step {step}/60 loss: {1 / step:.4f}", flush=step < 34)
+    ctypes.pythonapi.Py_AtExit(ctypes.CDLL(None).abort)
+"""
+
+
+def test_a_crash_after_the_scripts_end_costs_nothing_and_the_last_lines_count(box: Box) -> None:
+    box.start(box.script(ABORTS))
+    assert box.end() == 0, box.told()
+    status = box.status()
+    assert (status["state"], status["restarts"]) == ("SUCCEEDED", 0), box.told()
+    assert "then 1 process crashed on the way out" in status["reason"]
+    assert (status["log_step"], status["total_steps"], status["loss"]) == (60, 60, 0.0167)
+    assert "60 of 60 (from the log)" in box.gangrun("status", status["run"]).stdout
+
+
+# It is to resume, and begins again; its lines tell.
+FORGETS = """
+    import time
+    for step in range(1, 41):
+        print(f"step {step}/40", flush=True)
+        time.sleep(0.2)
+"""
+
+
+def test_a_script_whose_lines_show_that_it_began_again_is_stopped(box: Box) -> None:
+    save = box.work / "ckpt" / "checkpoint-20"
+    save.mkdir(parents=True)
+    (save / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
+        torch.save({}, save / name)
+    (save / "trainer_state.json").write_text('{"global_step": 20, "max_steps": 40}')
+    box.start("--total-steps", "40", "--framework", "hf", "--checkpoint-dir", save.parent, box.script(FORGETS))
+    assert box.end() == 1, box.told()
+    assert "it started over: the first step seen was 1" in box.status()["reason"], box.told()
+
+
+def test_a_script_that_stops_early_on_purpose_is_done(box: Box) -> None:
+    text = "import gangrun\nfor n in range(9): print(f'step {n}/60'); gangrun.step(n, loss=float('nan'))\n"
+    box.start(box.script(text))
+    assert box.end() == 0, box.told()
+    status = box.status()
+    assert (status["restarts"], status["step"], status["loss"]) == (0, 8, "NaN"), box.told()
+    assert "finished at step 8" in status["reason"] and "before the 60 steps that it named" in status["reason"]
 
 
 def test_an_exit_code_of_0_before_the_goal_is_not_the_end(box: Box) -> None:

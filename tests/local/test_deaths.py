@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.evidence import alive
+from tests.local.evidence import alive, each_second_in_one_class
 from tests.local.harness import Box
 from tests.waiting import stays, until, within
 
@@ -61,6 +61,7 @@ def test_each_step_that_no_attempt_had_reached_is_progress(box: Box) -> None:
     status = box.status()
     assert (status["state"], status["failure"], len(status["attempts"])) == ("FAILED", "budget", 5), box.told()
     assert "1 of 1 spent since step 45" in status["reason"]
+    each_second_in_one_class(box)
 
 
 PRINTS_FARTHER = """

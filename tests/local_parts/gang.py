@@ -70,10 +70,14 @@ def order(ranks_count: int = 1, attempt: int = 0, **changes: object) -> Launch:
 
 
 def stop_order(
-    grace_s: float = 10.0, checkpoint_first: bool = False, checkpoint_grace_s: float = 30.0, settle_s: float = 0.0
-) -> Stop:
+    grace_s: float = 10.0, checkpoint_first: bool = False, checkpoint_grace_s: float = 30.0, settle_s: float = 0.0,
+    peer_gone_grace_s: float | None = None,
+) -> Stop:  # fmt: skip
     """Stop everything."""
-    return Stop(1, (1, 2), 99, grace_s, checkpoint_first, checkpoint_grace_s, "test", settle_s)
+    return Stop(
+        1, (1, 2), 99, grace_s, checkpoint_first, checkpoint_grace_s, "test", settle_s,
+        peer_gone_grace_s=peer_gone_grace_s,
+    )  # fmt: skip
 
 
 class Harness:

@@ -142,3 +142,17 @@ def test_bars_of_epochs_add_up() -> None:
 
 def test_nothing_was_printed() -> None:
     assert (LogSteps().step, LogSteps().total, LogSteps().loss) == (-1, -1, None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "first"),
+    [
+        ([f"step {n}/60" for n in range(1, 6)], 1),
+        ([f"step {n}/60" for n in range(0, 50, 10)], 10),
+        ([f"step {n}/60" for n in (0, 41, 42, 43)], 41),  # a line before the checkpoint was loaded
+        ([f"step {n}/60" for n in (1, 2, 3)], -1),  # not believed yet
+        ([f"{n}/60 [00:10<05:00,  1.50it/s]" for n in range(1, 6)], -1),  # of anything
+    ],
+)
+def test_the_first_step_of_a_counter(lines: list[str], first: int) -> None:
+    assert read(*lines).first == first

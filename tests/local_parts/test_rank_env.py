@@ -12,10 +12,13 @@ from gangrun.wire.messages import Launch
 from gangrun.wire.spec import CheckpointSpec
 from tests.local_parts.gang import order
 
-FILES = RankFiles(*map(Path, ("/m/slot", "/m/error", "/m/te", "/m/stack", "/m/signals", "/m/orders")))
+FILES = RankFiles(
+    *map(Path, ("/m/slot", "/m/error", "/m/te", "/m/stack", "/m/signals", "/m/orders", "/m/place", "/m/imports"))
+)
 LAUNCH = order(
     world_size=8, node_rank=1, nodes_count=2, ranks=(4, 5, 6, 7), slots=(0, 1, 2, 3), master_addr="n3",
     master_port=23456, nodes=("n3", "n1"), resume_path="/ck/step-40", resume_step=40, attempt=2, term=6,
+    failures_count=3,
 )  # fmt: skip
 
 
@@ -54,6 +57,7 @@ GOLDEN = {
     "GANGRUN_RUN": "run-1",
     "GANGRUN_ATTEMPT": "2",
     "GANGRUN_TERM": "6",
+    "GANGRUN_FAILURES": "3",
     "GANGRUN_RESUME": "/ck/step-40",
     "GANGRUN_RESUME_STEP": "40",
     "GANGRUN_PROGRESS_SLOT": "/m/slot",

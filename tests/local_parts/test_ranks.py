@@ -169,6 +169,25 @@ def test_a_stop_settles_no_longer_than_ranks_live(tmp_path: Path) -> None:
         assert [how.exit.by_us for how in made.seen if isinstance(how, facts.RankEnded)] == [False, False]
 
 
+def test_a_stop_does_not_wait_for_a_victim_that_has_told_its_error(tmp_path: Path) -> None:
+    victim = """
+import atexit
+atexit.register(time.sleep, 600)
+raise RuntimeError("[gloo/tcp/pair.cc:534] Connection closed by peer [::1]:1")
+"""
+    with gang(tmp_path, RAISES + victim) as made:
+        made.gang.launch(order(2))
+        made.ready(2)
+        began = boottime()
+        made.gang.stop(stop_order(GRACE_S, settle_s=GRACE_S))
+        (tmp_path / "go").touch()
+        exits = [made.next_fact(facts.RankEnded, NO_GRACE_S).exit for _ in range(2)]
+        assert made.next_fact(facts.RanksStopped, NO_GRACE_S).ok
+        assert boottime() - began < NO_GRACE_S
+        assert [(how.by_us, how.error and how.error.collective) for how in exits] == [(False, True)] * 2
+        until(lambda: made.log().count("] RuntimeError: [gloo") == 2, 5, "the whole traceback in the log")
+
+
 def test_a_rank_that_is_stopped_tells_the_known_lines_that_it_had_written_before(tmp_path: Path) -> None:
     script = """
 import signal, sys, time
@@ -234,6 +253,40 @@ def test_a_handler_of_the_scripts_own_gets_its_grace_and_no_more(tmp_path: Path)
         made.gang.stop(stop_order(grace_s=0.7))
         assert made.next_fact(facts.RanksStopped).ok
         assert made.next_fact(facts.RankEnded).exit.signal == signal.SIGKILL
+
+
+@pytest.mark.parametrize(("saves", "code"), [(False, None), (True, 9)])
+def test_a_handler_that_waits_for_a_rank_that_is_gone_is_cut_short_unless_it_is_there_to_save(
+    tmp_path: Path, saves: bool, code: int | None
+) -> None:
+    script = textwrap.dedent("""
+        import signal
+        from gangrun.training import step
+        if len(sys.argv) > 1: step.save_on_stop()
+        def end(*_):
+            time.sleep(1.5 if len(sys.argv) > 1 else 600)
+            sys.exit(9)
+        signal.signal(signal.SIGTERM, end)
+    """)
+    with gang(tmp_path, script + READY + "while True: time.sleep(0.05)\n", *(["saves"] if saves else [])) as made:
+        made.gang.launch(order(1))
+        made.ready()
+        made.gang.stop(stop_order(GRACE_S, peer_gone_grace_s=0.1))
+        assert made.next_fact(facts.RanksStopped).ok
+        assert made.next_fact(facts.RankEnded).exit.code == code
+
+
+def test_the_end_of_a_rank_is_told_although_its_gang_was_let_go_of_meanwhile(tmp_path: Path) -> None:
+    with gang(tmp_path, SLEEP) as made:
+        (first,) = made.gang.launch(order(1))
+        made.ready()
+        old = made.gang._gang
+        assert old is not None
+        with old.losses[0]._lock:  # so far comes the thread that tells how the rank ended
+            os.kill(first.pid, signal.SIGKILL)
+            assert old.ranks[0].ended.wait(20)
+            made.gang.launch(order(1, attempt=1))
+        assert made.next_fact(facts.RankEnded, which=lambda fact: fact.attempt == 0).exit.signal == signal.SIGKILL
 
 
 def test_a_stopped_rank_and_a_second_stop_are_killed_at_once(tmp_path: Path) -> None:

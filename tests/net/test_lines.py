@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import socket as plain_socket
+from time import monotonic
 
+import pytest
 import zmq
 
 from gangrun.adapters.net.agent_net import AgentNet
 from gangrun.adapters.net.curve import new_key_pair
 from gangrun.adapters.net.sockets import client
-from gangrun.wire.messages import SIZE_MAX_BYTES, Ack, Hello, Ping, Pong, Stop, Welcome, encode
+from gangrun.wire.messages import SIZE_MAX_BYTES, Ack, Hello, PeerAddress, Ping, Pong, Stop, Welcome, encode
 from tests.net.ends import HOST, KEYS, NOWHERE, RUN, agent, beat, dealer, hello, supervisor
 from tests.waiting import until
 
@@ -226,3 +229,46 @@ def test_more_agents_than_a_low_soft_limit_would_allow_are_all_heard():
             context.term()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def answers(net: AgentNet, peer: PeerAddress, within_s: float) -> list[str]:
+    """The nodes whose hosts answer a knock."""
+    began = monotonic()
+    net.knock(peer, began)
+    while not (found := net.hosts_answered()) and monotonic() < began + within_s:
+        net.wait(0.05)
+    return found
+
+
+def test_a_host_answers_a_knock_although_no_process_there_does():
+    """The kernel takes a connection for a process that does not run, and refuses one to a port of none."""
+    with agent() as net, plain_socket.socket() as stopped, plain_socket.socket() as ended:
+        stopped.bind((HOST, 0))
+        stopped.listen(1)  # nobody ever accepts
+        ended.bind((HOST, 0))
+        port, closed_port = stopped.getsockname()[1], ended.getsockname()[1]
+        assert answers(net, PeerAddress("n2", f"tcp://{HOST}:{port}", ""), 20.0) == ["n2"]
+        assert answers(net, PeerAddress("n3", f"tcp://{HOST}:{closed_port}", ""), 20.0) == ["n3"]
+        assert net.hosts_answered() == []
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://255.255.255.255:9", "tcp://nowhere:9", "tcp://127.0.0.1", "peer", ""])
+def test_what_cannot_be_knocked_at_answers_nothing(endpoint: str):
+    with agent() as net:
+        assert answers(net, PeerAddress("n2", endpoint, ""), 0.3) == []
+
+
+def test_knocks_that_nobody_answers_are_given_up():
+    """A queue of connections that is full takes no more: as if the host were gone."""
+    with agent() as net, plain_socket.socket() as full, contextlib.ExitStack() as callers:
+        full.bind((HOST, 0))
+        full.listen(0)
+        peer = PeerAddress("n2", f"tcp://{HOST}:{full.getsockname()[1]}", "")
+        for _ in range(2):
+            one = callers.enter_context(plain_socket.socket())
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        assert answers(net, peer, 0.3) == []
+        assert len(net._knocks.filenos()) == 1
+        net.knock(NOWHERE, monotonic() + 60.0)
+        assert len(net._knocks.filenos()) == 1, "only the newest is waited for"

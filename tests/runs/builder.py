@@ -75,6 +75,7 @@ class Builder:
     job: str = "local-box-1-1"
     world: str = "local"
     resume: str = "auto"
+    reports: bool = True  # its first step
 
     def __post_init__(self) -> None:
         """A private run directory with a spec, and nothing else yet."""
@@ -181,6 +182,8 @@ class Builder:
         self.on(AttemptSealed(self.state.attempt.number))
         self.on(ResumeChosen(self.state.attempt.number, checkpoint, why, passed))
         self.on(GangStarted(self.state.attempt.number))
+        if not self.reports:
+            return self
         return self.on(FirstStepSeen(self.state.attempt.number, checkpoint.step if checkpoint else 0))
 
     def exit(
@@ -196,10 +199,11 @@ class Builder:
         """No rank lives."""
         return self.on(GangStopped(self.state.attempt.number))
 
-    def finished(self) -> Builder:
-        """Every rank ended with 0."""
+    def finished(self, step: int = -1) -> Builder:
+        """Every rank ended with 0, at this step."""
         for rank in range(len(self.nodes) * self.ranks):
-            self.on(RankFinished(self.state.attempt.number, rank, self.nodes[rank // self.ranks], self.now))
+            node = self.nodes[rank // self.ranks]
+            self.on(RankFinished(self.state.attempt.number, rank, node, self.now, step))
         return self.stopped()
 
 

@@ -272,6 +272,28 @@ def test_an_ended_run_shows_its_last_step_and_its_last_checkpoint(runs: Path, ga
     assert gangrun("status", "--json").json["checkpoint"]["step"] == 20
 
 
+def test_what_a_frameworks_file_tells_counts_for_a_run_that_reports_nothing(runs: Path, home: Path) -> None:
+    at = 1_795_000_005.0
+    folder = home / "ckpt"
+    for step, name, changed in ((10, "checkpoint-10", at - 90), (20, "checkpoint-20", at)):
+        path = folder / name / "trainer_state.json"
+        path.parent.mkdir(parents=True)
+        told = {"global_step": step, "max_steps": 60, "log_history": [{"loss": 2.5}]}
+        path.write_text(json.dumps(told))
+        os.utime(path, (changed, changed))
+    story = succeeded(runs, checkpoint_dir=str(folder), reports=False)
+    status = status_of(read(story.paths), BEGAN)
+    assert (status.step, status.log_step, status.total_steps, status.loss) == (None, 20, 60, 2.5)
+
+
+@pytest.mark.parametrize("reports", [False, True])
+def test_a_resume_that_nothing_shows_is_said_to_be_unknown(runs: Path, reports: bool) -> None:
+    story = Builder(runs, reports=reports).supervisor().up(CheckpointRef(20, "/ckpt/step-20", Level.VERIFIED))
+    notes = [status_of(read(story.paths), BEGAN + after_s).notes for after_s in (30.0, 120.0)]
+    words = "whether the script resumed from step 20 is not known: it reports, prints and writes no step"
+    assert [words in one for one in notes] == [False, not reports]
+
+
 def test_ranks_are_shown_with_node_pid_step_and_state(runs: Path, gangrun: Call) -> None:
     story = running(runs)
     rows = {"n0": [(0, 4711, "R", 12), (1, 4712, "D", 11)], "n1": [(2, 4713, "S", 12)]}
@@ -293,6 +315,14 @@ def test_ranks_are_shown_with_node_pid_step_and_state(runs: Path, gangrun: Call)
     assert states[0] == (4711, "ended (exit code 1)")
     note_ranks(story.disk, story.paths, 1, 7, rows)  # of another attempt
     assert gangrun("status", "--ranks", "--json").json["ranks"][0]["pid"] is None
+
+
+def test_a_rank_that_finished_shows_the_step_at_which_it_did(runs: Path, gangrun: Call) -> None:
+    story = running(runs)
+    note_ranks(story.disk, story.paths, 1, story.state.attempt.number, {"n0": [(0, 4711, "R", 12)]})
+    story.finished(step=60)
+    found = gangrun("status", "--ranks", "--json").json["ranks"]
+    assert [one["step"] for one in found] == [60] * 4, "the last heartbeat knew 12, and of three ranks nothing"
 
 
 def test_ranks_of_a_run_that_has_ended_or_not_begun(runs: Path, gangrun: Call) -> None:

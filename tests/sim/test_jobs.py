@@ -11,7 +11,7 @@ import pytest
 from gangrun.core.model import Phase, RunState, Savers
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
 from gangrun.sim.engine.clock import EPOCH_S
-from tests.sim.time_limit import watched
+from tests.sim.time_limit import STOPS_WITHIN_S, watched
 
 SCRIPT = Script(steps_count=60, victims_after_s=0.5)
 
@@ -78,9 +78,39 @@ def test_a_job_has_all_of_its_time_whatever_the_wall_clocks_say(jump_s: float, n
     outcome = world.run()
     assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED, world.story()
     first = world.scheduler.jobs[0]
-    lead_s = world.setup.policy.lead_s + world.setup.policy.stop_grace_s
+    lead_s = world.setup.policy.lead_s() + STOPS_WITHIN_S + world.setup.policy.stop_grace_s
     assert 600.0 - lead_s - 10.0 < first.ended_at - first.began_at < 600.0, "it used its time, and saved in time"
     assert len(world.scheduler.jobs) == 2
+
+
+@pytest.mark.parametrize(("jobs_max_count", "jobs_count", "phase"), [(0, 3, Phase.SUCCEEDED), (2, 2, Phase.FAILED)])
+def test_a_run_longer_than_its_jobs_goes_on_in_the_next_one_until_they_are_used(
+    jobs_max_count: int, jobs_count: int, phase: Phase
+) -> None:
+    setup = replace(Setup.of(3, script=Script(steps_count=500), requeue=True), time_limit_s=300.0)
+    policy = replace(setup.policy, jobs_max_count=jobs_max_count)
+    world = watched(World(replace(setup, policy=policy), FaultPlan(), seed=3))
+    outcome = world.run()
+    assert outcome.state is not None and outcome.state.phase is phase, world.story()
+    assert len(world.scheduler.jobs) == jobs_count
+    resumed = [attempt.resumed_from_step for attempt in outcome.state.attempts]
+    assert resumed[0] is None and resumed[1:] == sorted(step or 0 for step in resumed[1:]) and resumed[1]
+    if phase is Phase.FAILED:
+        assert outcome.state.reason.endswith("no other job is asked for: this was job 2 of 2 (--max-jobs)")
+        assert outcome.state.checkpoints.best_step > (resumed[-1] or 0)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_save_that_takes_longer_than_its_grace_is_begun_early_enough_if_it_was_measured(measured: bool) -> None:
+    """Unmeasured, the save at the end of the job is cut, and the next job goes on from the one before it."""
+    script = Script(steps_count=550, save_s=100.0, checkpoint_every_count=150, saves_when_asked=True)
+    world = watched(
+        World(replace(Setup.of(3, script=script, requeue=True), time_limit_s=500.0), seed=3), measured=measured
+    )
+    outcome = world.run()
+    assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED, world.story()
+    second = outcome.state.attempts[1]
+    assert (second.resumed_from_step in {150, 300}) is not measured, world.story()
 
 
 def all_leave(at_s: float, nodes_count: int) -> FaultPlan:

@@ -16,11 +16,11 @@ FIRST, ANY = 0, 1
 @pytest.mark.parametrize(
     ("kind", "node", "savers", "within_s"),
     [
-        (Kind.KILL_NODE, ANY, None, 7.0),
-        (Kind.CUT, ANY, None, 7.0),
-        (Kind.KILL_NODE, FIRST, None, 17.0),  # supervisor and rank 0
-        (Kind.KILL_NODE, ANY, Savers.RANK0, 7.0),
-        (Kind.KILL_NODE, ANY, Savers.ALL, 36.0),
+        (Kind.KILL_NODE, ANY, None, 3.5),
+        (Kind.CUT, ANY, None, 3.5),
+        (Kind.KILL_NODE, FIRST, None, 6.5),  # supervisor and rank 0
+        (Kind.KILL_NODE, ANY, Savers.RANK0, 3.5),
+        (Kind.KILL_NODE, ANY, Savers.ALL, 34.0),
     ],
 )
 def test_a_spare_takes_the_place_of_a_lost_node(kind: Kind, node: int, savers: Savers | None, within_s: float) -> None:
@@ -33,3 +33,26 @@ def test_a_spare_takes_the_place_of_a_lost_node(kind: Kind, node: int, savers: S
     started = [record.at - world.began_at for record in world.checker.records if record.kind == "GangStarted"]
     assert len(started) == 2 and AT_S < started[1] < AT_S + within_s, started
     assert savers is not Savers.ALL or started[1] > AT_S + 30.0, "each rank may still write: the lease keeps it away"
+
+
+@pytest.mark.parametrize("kind", [Kind.SUSPEND_NODE, Kind.PAUSE_AGENT])
+def test_a_node_that_is_slow_is_not_a_node_that_is_gone(kind: Kind) -> None:
+    """Its processes stand for five seconds, again and again; its kernel answers connections all the time."""
+    plan = FaultPlan()
+    for number in range(20):
+        plan = plan.fail_at(20.0 + 11.0 * number, kind, node=1 + number % 3, for_s=4.5)
+    setup = replace(Setup.of(4, script=Script(steps_count=200, victims_after_s=300.0)), spares_count=1, pool_count=5)
+    world = World(setup, plan, 3)
+    outcome = world.run()
+    assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED, world.story()
+    assert not outcome.state.health.excluded and len(outcome.state.attempts) == 1, world.story()
+    assert not [record for record in world.checker.records if record.kind == "NodeSilent"]
+
+
+def test_a_node_that_stands_still_for_good_is_lost_although_its_kernel_answers() -> None:
+    setup = replace(Setup.of(4, script=Script(steps_count=60, victims_after_s=300.0)), spares_count=1, pool_count=5)
+    world = World(setup, FaultPlan().fail_at(AT_S, Kind.SUSPEND_NODE, node=ANY, for_s=300.0), 3)
+    outcome = world.run()
+    assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED, world.story()
+    started = [record.at - world.began_at for record in world.checker.records if record.kind == "GangStarted"]
+    assert len(started) == 2 and AT_S + 5.0 < started[1] < AT_S + 9.0, started

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
-from gangrun.core.model import Phase
+from gangrun.core.model import Phase, Shape
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
 
 STEPS = Script(steps_count=30)
@@ -180,3 +181,52 @@ def test_a_connection_that_was_lost_once_excludes_nobody() -> None:
     assert state.phase is Phase.SUCCEEDED, state.reason
     assert state.health.excluded == {}
     assert len(state.attempts) == 2
+
+
+def box(spare: int, least: int = 0) -> Setup:
+    """One node with a GPU for each of four ranks, and ``spare`` more."""
+    shape = Shape(1, 1, 4, 1, least)
+    return replace(Setup.of(1, script=Script(steps_count=60)), shape=shape, spare_slots_count=spare)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_box_trains_on_without_the_gpus_that_broke(seed: int) -> None:
+    """Whatever else falls at that moment."""
+    rng = random.Random(seed)
+    first, second = rng.sample(range(4), 2)
+    at = rng.uniform(0.2, 20.0)
+    plan = FaultPlan().fail_at(at, Kind.BREAK_SLOT, node=0, amount=first)
+    plan = plan.fail_at(rng.uniform(0.2, 30.0), Kind.BREAK_SLOT, node=0, amount=second)
+    plan = plan.fail_at(at + rng.uniform(-0.5, 3.0), rng.choice((Kind.KILL_SUPERVISOR, Kind.KILL_AGENT)), node=0)
+    world = World(box(spare=1, least=3), plan, seed)
+    world.run()
+    state = world.newest_state()
+    assert state is not None
+    assert state.phase is Phase.SUCCEEDED, state.reason
+    assert state.attempt.placement is not None and not state.health.excluded
+    used = {seat.slot.index for seat in state.attempt.placement.seats}
+    assert used == {0, 1, 2, 3, 4} - {first, second}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_drained_node_holds_no_rank_in_a_later_attempt(seed: int) -> None:
+    """Whoever decides may die at that moment, and the order with it: then the person has no answer."""
+    rng = random.Random(seed)
+    at = rng.uniform(6.0, 20.0)
+    plan = FaultPlan().fail_at(at, Kind.DRAIN, node=1)
+    plan = plan.fail_at(at + rng.uniform(-0.3, 6.0), rng.choice((Kind.KILL_SUPERVISOR, Kind.KILL_RANK)), node=0)
+    script = Script(steps_count=60, checkpoint_every_count=5)
+    setup = replace(Setup.of(4, script=script, requeue=True), spares_count=seed % 2)
+    world = World(setup, plan, seed)
+    name = world.nodes[1].name
+    world.run()
+    state = world.newest_state()
+    assert state is not None
+    assert state.phase is Phase.SUCCEEDED, state.reason
+    journal = [line.record for lines in world.disk.journals.values() for line in lines]
+    asked = [one.at for one in journal if one.kind == "DrainRequested" and one.outcome == "applied"]
+    assert asked
+    later = [one for one in state.attempts if one.started > asked[0]]
+    assert later and all(name not in one.nodes for one in later)
+    assert set(state.health.excluded) == {name}
+    assert (len({one.job for one in state.attempts}) == 1) is bool(seed % 2), "a spare takes its place, or the next job"

@@ -12,6 +12,7 @@ from gangrun.sim.body.scheduler import KILL_WAIT_S, Job, JobState, SimScheduler
 from gangrun.sim.body.supervisor import SimSupervisor
 from gangrun.sim.engine.clock import EPOCH_S
 
+STOPS_WITHIN_S = 5.0
 SLACK_S = 30.0  # drift, and how often the watch turns
 
 
@@ -56,8 +57,11 @@ class SimController:
         )  # fmt: skip
 
 
-def watched(world: World) -> World:
-    """Each supervisor of this world sees the time limit of its job coming, and is told of it when it should be."""
+def watched(world: World, *, measured: bool = False) -> World:
+    """Each supervisor of this world sees the time limit of its job coming, and is told of it when it should be.
+
+    ``measured``: what a save takes is known.
+    """
     scheduler = world.scheduler
 
     def watch_of(supervisor: SimSupervisor, job: Job) -> Callable[[], object]:
@@ -72,7 +76,9 @@ def watched(world: World) -> World:
         policy, controller = supervisor.policy, SimController(scheduler)
         watch = JobWatch(
             controller, run="r", job=job.id, restarts_count=job.restart,  # type: ignore[arg-type]
-            lead_s=policy.lead_s + policy.stop_grace_s, post=post, clock=supervisor.clock, bells=Bell,
+            lead_s=lambda save_s: policy.lead_s(save_s) + policy.stop_grace_s + STOPS_WITHIN_S,
+            save_s=lambda: world.setup.script.save_s if measured else 0.0,
+            post=post, clock=supervisor.clock, bells=Bell,
         )  # fmt: skip
         return watch.turn
 

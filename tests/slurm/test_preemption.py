@@ -136,7 +136,7 @@ def test_time_limit(cluster: Cluster, run: Run, hook: str) -> None:
     """By Slurm's clock: that of the nodes is six hours ahead, as if the job had ended long ago."""
     ahead = run.folder / "ahead"
     ahead.write_text(str(6 * 3600))
-    job = saving(run, "-t", "1", steps=700, hook=hook, env={"FAULT_WALL_OFFSET": str(ahead)})
+    job = saving(run, "-t", "1", "--max-jobs", "2", steps=700, hook=hook, env={"FAULT_WALL_OFFSET": str(ahead)})
     status = run.end()
     first, second = status["attempts"]
     assert max(row.step for row in run.rows() if row.attempt == 0) > 100, "it trained for half of its time"

@@ -22,6 +22,8 @@ LEAD_S = 75.0
 class World:
     """A running job with an hour to go, and its watch."""
 
+    save_s = 0.0
+
     def __init__(self, limit_s: float | None = 3600.0, restarts: int = 0) -> None:
         self.time = PretendTime()
         self.slurm = PretendSlurm(self.time)
@@ -32,9 +34,11 @@ class World:
         self.said: list[str] = []
         self.scheduler = SlurmScheduler(self.slurm)
         self.watch = JobWatch(
-            self.scheduler, run="r1", job="7", restarts_count=restarts, lead_s=LEAD_S, clock=self.time,
+            self.scheduler, run="r1", job="7", restarts_count=restarts, clock=self.time,
+            lead_s=lambda save_s: LEAD_S + save_s,
             post=lambda stamped: self.posted.append((self.time.now(), stamped.event)),  # type: ignore[arg-type]
             say=self.said.append, bells=lambda: PretendBell(self.time), nodes=("n1", "n2"),
+            save_s=lambda: self.save_s,
         )  # fmt: skip
 
     def turn_until(self, at: float) -> None:
@@ -187,6 +191,17 @@ def test_the_time_limit_is_told_once_and_in_time() -> None:
     world = World()
     world.turn_until(3800.0)
     assert world.posted == [(100.0 + 3600.0 - LEAD_S, Notice(NoticeKind.TIME_LIMIT, LEAD_S))]
+
+
+def test_the_longest_save_that_was_measured_moves_the_word_before_the_time_limit() -> None:
+    world = World()
+    world.turn_until(500.0)
+    world.save_s = 200.0
+    world.turn_until(600.0)
+    world.save_s = 5.0
+    world.turn_until(3800.0)
+    lead_s = LEAD_S + 200.0
+    assert world.posted == [(100.0 + 3600.0 - lead_s, Notice(NoticeKind.TIME_LIMIT, lead_s, save_s=200.0))]
 
 
 @pytest.mark.parametrize("off_s", [6 * 3600.0, -6 * 3600.0])
@@ -427,7 +442,7 @@ def test_the_thread_ends_when_closed() -> None:
     slurm.add(PretendJob("7", state="COMPLETING", start_wall=0.0))
     posted: list[object] = []
     watch = JobWatch(
-        SlurmScheduler(slurm), run="r1", job="7", restarts_count=0, lead_s=1.0, post=posted.append, clock=time
+        SlurmScheduler(slurm), run="r1", job="7", restarts_count=0, lead_s=float, post=posted.append, clock=time
     )
     watch.start()
     watch.ask_why()

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from gangrun.supervisor.progress import RATE_OVER_S, GangFigures, Rate
+from gangrun.core.events import AnomalySeen
+from gangrun.core.model import Anomaly, AnomalyKind
+from gangrun.supervisor.progress import RATE_OVER_S, GangAnomalies, GangFigures, Rate
 from gangrun.wire.messages import RankSample
 
 
@@ -77,3 +79,30 @@ def test_the_end_that_the_user_names_counts_more_than_the_printed_one() -> None:
 def test_tokens_have_a_rate_too() -> None:
     found = told(*([sample(0, tokens_count=1000 * k)] for k in range(1, 5)))
     assert (found["tokens"], found["tokens_per_s"], found["steps_per_s"]) == (4000, 1000.0, 10.0)
+
+
+def nan(since: int, step: int, lasting: bool = False) -> Anomaly:
+    return Anomaly(AnomalyKind.NOT_FINITE, since, step, 1 + step - since, "loss", "NaN", lasting=lasting)
+
+
+def test_what_thousands_of_ranks_see_is_one_event_with_the_first_of_them() -> None:
+    seen = GangAnomalies(3, settle_s=1.5)
+    for rank in range(4000):
+        seen.observe(f"n{rank // 8}", rank, nan(100 if rank == 17 else 101, 105), 10.0)
+    assert seen.take(11.4) == []
+    assert seen.take(11.5) == [AnomalySeen(3, 17, "n2", nan(100, 105), 4000)]
+    for rank in range(4000):
+        seen.observe(f"n{rank // 8}", rank, nan(100 if rank == 17 else 101, 150), 12.0)
+    assert seen.take(1000.0) == []
+
+
+def test_that_it_lasts_and_that_it_came_again_is_told_once_each() -> None:
+    seen = GangAnomalies(0, settle_s=1.0)
+    seen.observe("n0", 0, nan(5, 5), 0.0)
+    assert [one.anomaly.lasting for one in seen.take(1.0)] == [False]  # type: ignore[union-attr]
+    seen.observe("n1", 1, nan(5, 9, lasting=True), 2.0)
+    assert seen.take(3.0) == [AnomalySeen(0, 0, "n0", nan(5, 5, lasting=True), 2)]
+    seen.observe("n0", 0, nan(500, 500), 4.0)
+    seen.observe("n1", 1, nan(5, 9, lasting=True), 4.5)  # has not come there yet
+    assert seen.take(9.0) == [AnomalySeen(0, 0, "n0", nan(500, 500), 1)]
+    assert seen.take(99.0) == []

@@ -9,6 +9,7 @@ import pytest
 from gangrun.core.events import CancelRequested, Stamped
 from gangrun.core.model import Node, Phase
 from gangrun.core.policy import Timing
+from gangrun.core.protocol.lease import all_heard_within_s
 from gangrun.supervisor.heartbeats import Leadership
 from gangrun.wire.messages import Ack, Stop, Welcome
 from tests.supervisor.desk import Desk
@@ -34,9 +35,10 @@ def test_a_majority_within_d_and_not_an_instant_longer() -> None:
     leads.heard("a", 10.0)
     assert not leads.holds(10.0)
     leads.heard("b", 11.0)
-    assert leads.holds(13.0) and not leads.holds(13.001)
+    lasts_s = TIMING.leader_lease_s
+    assert leads.holds(10.0 + lasts_s) and not leads.holds(10.001 + lasts_s)
     leads.heard("a", 12.0)
-    assert leads.holds(14.0) and not leads.holds(14.001)
+    assert leads.holds(11.0 + lasts_s) and not leads.holds(11.001 + lasts_s)
 
 
 def test_half_is_no_majority_and_strangers_do_not_count() -> None:
@@ -76,7 +78,7 @@ def test_who_does_not_hear_all_leads_only_for_so_long_after_it_was_seen_not_to_b
     for now in (35.0, 35.1):
         leads.heard("a", now)
         leads.heard("b", now)
-        assert leads.holds(now) is (now <= 30.0 + TIMING.silence_after_s), "c is silent"
+        assert leads.holds(now) is (now <= 30.0 + all_heard_within_s(TIMING)), "c is silent"
     leads.proven(22.0)
     assert leads.holds(37.0)
     for node in "ab":

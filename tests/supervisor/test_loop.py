@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from gangrun.core.events import AgentJoined, CancelRequested, FlushDue, RankFinished, SaveRequested, Stamped
-from gangrun.core.model import Outcome, Phase, RunState, SavedProgress, Shape
+from gangrun.core.model import Outcome, Phase, RunState, SavedProgress, Shape, StateFigures
 from gangrun.core.policy import Policy
 from gangrun.ports import StoreTrouble
 from gangrun.supervisor.heartbeats import Row
 from gangrun.supervisor.opening import EXIT_DEPOSED, RunFacts
-from gangrun.supervisor.progress import NEVER, UNSEEN_BEATS, CheckpointPolling, GangProgress
+from gangrun.supervisor.progress import NEVER, PATIENT_BEATS, UNSEEN_BEATS, CheckpointPolling, GangProgress
 from gangrun.wire.messages import (
     Ack,
     AskSave,
@@ -183,6 +183,14 @@ def test_each_event_counts_once_however_often_it_is_said() -> None:
     assert loop.state.marks["n0"] == ("i1", 1)
 
 
+def test_ranks_are_told_how_often_the_run_failed_before() -> None:
+    desk = Desk()
+    desk.running()
+    killed(desk)
+    launches = desk.agents["n0"].heard(Launch)
+    assert [one.failures_count for one in launches] == [0, 1]
+
+
 def test_events_are_taken_in_order_and_a_gap_waits() -> None:
     desk = Desk()
     desk.running()
@@ -329,6 +337,22 @@ def test_first_step_and_marks() -> None:
     assert 2 <= desk.kinds().count("ProgressMarked") <= 3
 
 
+def test_what_files_tell_counts_where_ranks_tell_nothing() -> None:
+    desk = Desk()
+    loop = desk.running()
+    desk.checkpoints.told = StateFigures(20, 60, 2.5)
+    desk.pass_s(45.0)
+    live: Any = desk.store.live
+    assert (live["step"], live["log_step"], live["total_steps"], live["loss"]) == (-1, 20, 60, 2.5)
+    assert desk.kinds().count("FirstStepSeen") == 1 and desk.kinds().count("ProgressMarked") == 1
+    assert (loop.state.attempt.step, loop.state.attempt.total_steps, loop.state.checkpoints.logged_step) == (-1, 60, 20)
+    for agent in desk.agents.values():
+        agent.step = 31
+    desk.pass_s(15.0)
+    live = desk.store.live
+    assert live["step"] == 31 and "log_step" not in live
+
+
 @pytest.mark.parametrize("step_s", [0.02, 1.0, 7.0])
 def test_all_nodes_are_told_to_save_one_step_that_none_of_them_has_done(step_s: float) -> None:
     """However steps and heartbeats fall: after a heartbeat ranks train on, unseen, while the command is on its way."""
@@ -347,6 +371,29 @@ def test_all_nodes_are_told_to_save_one_step_that_none_of_them_has_done(step_s: 
         steps = {stop.save_step for heard in stops for stop in heard}
         assert len(stops) > 1 and len(steps) == 1
         assert reached < steps.pop() <= reached + 2 + 2.5 / step_s
+
+
+@pytest.mark.parametrize("step_s", [0.02, 1.0])
+@pytest.mark.parametrize("trained_s", [1.0, 45.0])
+def test_a_save_without_a_stop_is_far_enough_ahead_for_a_command_that_is_late(step_s: float, trained_s: float) -> None:
+    """Ranks that have passed the step would train while the others save, and all would wait for ever."""
+    desk = Desk()
+    desk.running()
+    began = desk.clock.boot
+    while desk.clock.boot - began < trained_s + 0.9:
+        for agent in desk.agents.values():
+            agent.step = int((desk.clock.boot - began) / step_s)
+        desk.pass_s(0.1)
+    desk.mailbox.post(Stamped(SaveRequested("ada", "k1")))
+    desk.turn_all()
+    while not (asked := [one for agent in desk.agents.values() for one in agent.heard(AskSave)]):
+        assert desk.clock.boot - began < trained_s + 6.0, "the pace is measured by then"
+        for agent in desk.agents.values():
+            agent.step = int((desk.clock.boot - began) / step_s)
+        desk.pass_s(0.1)
+    reached = int((desk.clock.boot + PATIENT_BEATS - 1.5 - began) / step_s)  # a heartbeat may be as old as that
+    assert len(asked) == 2 and {one.save_step for one in asked} == {asked[0].save_step}
+    assert asked[0].save_step > reached
 
 
 def test_two_steps_that_two_nodes_tell_of_at_one_moment_put_the_save_off_by_no_more_than_others() -> None:

@@ -377,11 +377,11 @@ def test_another_one_makes_again_what_it_should_have_made() -> None:
 def test_a_silent_node_is_done_without_at_once_where_others_have_all_of_it_and_waited_for_where_not() -> None:
     desk = desk_of(COPIES, dies("n1"), nodes=3)
     killed(desk)
-    desk.pass_s(10.0)
+    desk.pass_s(5.0)
     assert brought(desk) == [("adopt", 7), ("seal", 1)]
     desk = desk_of(COPIES | {"n2": []}, dies("n1"), nodes=3)
     killed(desk)
-    desk.pass_s(10.0)
+    desk.pass_s(5.0)
     assert brought(desk) == []
     desk.agents["n1"].beating = True
     desk.pass_s(2.0)

@@ -14,7 +14,7 @@ from gangrun.core.protocol import lease
 from gangrun.supervisor.opening import EXIT_DEPOSED, RunClock
 from gangrun.supervisor.takeover import CounterWatch, JournalRefused, TermLost, _fence_kept, take
 from gangrun.wire import record as wire_record
-from gangrun.wire.messages import Ack, Launch, Probe, Stop
+from gangrun.wire.messages import Ack, Launch, PeerAddress, Probe, Stop
 from gangrun.wire.record import replay
 from tests.supervisor.desk import Desk
 from tests.supervisor.ports_in_memory import MemoryTerms
@@ -415,7 +415,7 @@ def test_a_node_that_never_came_to_the_new_supervisor_is_probed_at_the_address_t
     """A script that reports no steps: nothing but probes can tell that the first node is gone."""
     desk = Desk(nodes=4)
     desk.running()
-    known = desk.agents["n0"].heard(Ack)[-1].candidates
+    known = next(ack.candidates for ack in reversed(desk.agents["n0"].heard(Ack)) if ack.candidates)
     assert [peer.node for peer in known] == ["n0", "n1", "n2", "n3"]
     desk.agents["n0"].beating = desk.agents["n0"].obeys = False
     desk.open()
@@ -427,3 +427,35 @@ def test_a_node_that_never_came_to_the_new_supervisor_is_probed_at_the_address_t
     assert [one.target for one in asked] == [known[0]]
     lost = [record for record in desk.disk.records(desk.loop.term) if record.kind == "NodeLost"]
     assert [record.event["node"] for record in lost] == ["n0"] and "no other node reaches it" in lost[0].event["why"]
+
+
+def named_of(acks: list[Ack]) -> list[list[str]]:
+    return [[peer.endpoint for peer in ack.candidates] for ack in acks]
+
+
+def test_an_ack_names_candidates_until_its_agent_has_echoed_one_that_did() -> None:
+    desk = Desk(nodes=3)
+    desk.running()
+    desk.pass_s(3.0)
+    first, agent = ["tcp://n0", "tcp://n1", "tcp://n2"], desk.agents["n1"]
+    assert named_of(agent.acks)[-1] == [] and first in named_of(agent.acks)
+
+    agent.acks.clear()
+    desk.agents["n2"].hello(peer=PeerAddress("n2", "tcp://elsewhere", "key"))
+    agent.beating = False
+    desk.pass_s(2.0)
+    stale = agent.echo
+    for _ in range(3):  # no ack has reached it since
+        agent.beat(echo=stale)
+        desk.turn_all()
+    changed = ["tcp://n0", "tcp://n1", "tcp://elsewhere"]
+    assert named_of(agent.acks) == [changed] * 3
+    agent.beat(echo=agent.acks[-1].stamp)
+    desk.turn_all()
+    assert named_of(agent.acks)[-1] == []
+
+    agent.acks.clear()
+    agent.incarnation, agent.seq, agent.echo, agent.beating = "i2", 0, 0.0, True
+    agent.hello()
+    desk.pass_s(3.0)
+    assert named_of(agent.acks)[0] == changed, "an agent that was restarted knows nobody"

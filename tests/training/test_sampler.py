@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from itertools import pairwise
@@ -19,7 +20,7 @@ import gangrun
 from gangrun import GlobalBatchSampler
 from gangrun.training import step as progress
 from gangrun.training.ranks import RankGroup
-from gangrun.training.save.schedule import Every, Schedule
+from gangrun.training.save.schedule import Every, FailuresSeen, Schedule
 from gangrun.wire.progress import ProgressPage, StepRequest
 
 
@@ -87,6 +88,30 @@ class Counting(torch.utils.data.DataLoader):  # type: ignore[type-arg]
         self.given_count = state["given"]
 
 
+def test_batches_are_left_out_after_a_rollback_and_stay_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch has 12 batches. After two, three are left out; after six more, four, over the epoch's end."""
+    monkeypatch.setenv("GANGRUN_SKIP_BATCHES", "2:3,8:4")
+    sampler = GlobalBatchSampler(24, 2, shuffle=False)
+    met: list[int] = []
+    states = []
+    while len(met) < 12:
+        for batch in sampler:
+            met.append(batch[0] // 2)
+            sampler.trained()
+            states.append(sampler.state_dict())
+    assert met[:12] == [0, 1, 5, 6, 7, 8, 9, 10, 3, 4, 5, 6]
+    monkeypatch.delenv("GANGRUN_SKIP_BATCHES")
+    for done, state in enumerate(states[:8], 1):  # who resumes from there is told of what lies ahead only
+        again = GlobalBatchSampler(24, 2, shuffle=False)
+        again.load_state_dict(state)
+        if done not in {2, 8}:
+            assert next(iter(again))[0] // 2 == met[done]
+    monkeypatch.setenv("GANGRUN_SKIP_BATCHES", "0:3")
+    again = GlobalBatchSampler(24, 2, shuffle=False)
+    again.load_state_dict(states[1])
+    assert next(iter(again))[0] // 2 == 5
+
+
 def test_a_loader_with_a_state_of_its_own_goes_on_where_it_was(tmp_path: Path) -> None:
     start, seen = -1, list[int]()
     for last in (4, 10):
@@ -134,9 +159,9 @@ class Clock:
 
 def saves(every: Every, steps: int, step_s: float, **known: float) -> list[float]:
     clock = Clock()
-    schedule = Schedule(
-        every, RankGroup(), clock, failures_count=0, mtbf_s=known.get("mtbf_s"), early=bool(known.get("early", True))
-    )
+    seen = FailuresSeen(int(known.get("failures_count", 0)), int(known.get("nodes_count", 1)))
+    early = bool(known.get("early", True))
+    schedule = Schedule(every, RankGroup(), clock, seen, mtbf_s=known.get("mtbf_s"), early=early)
     if known.get("resumed"):
         schedule.resumed(1000.0)
     found = []
@@ -160,6 +185,17 @@ def test_auto_follows_the_measured_stall() -> None:
     times = saves(Every(), 20_000, 0.5, stall_s=1.0, mtbf_s=10_000)
     gaps = [after - before for before, after in pairwise(times)]
     assert gaps and all(141 <= gap <= 143 for gap in gaps[1:]), gaps[:4]  # 2.35 minutes, and a meeting
+
+
+def test_auto_saves_more_often_on_more_nodes_and_after_more_failures() -> None:
+    def gap_s(**known: float) -> float:
+        times = saves(Every(), 6000, 1.0, stall_s=1.0, **known)
+        return times[2] - times[1]
+
+    few, many, failing = gap_s(nodes_count=2), gap_s(nodes_count=2048), gap_s(nodes_count=2, failures_count=7)
+    assert few == pytest.approx(math.sqrt(2 * 24 * 3600), rel=0.03)
+    assert many == pytest.approx(math.sqrt(2 * 3.09 * 3600), rel=0.03)
+    assert failing == pytest.approx(few / math.sqrt(8), rel=0.03)
 
 
 def test_auto_saves_a_new_run_after_its_first_step_and_no_other_run() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gangrun
+from gangrun.training.environment import RealClock
 from gangrun.wire.saves import SavesTold, decode
 from tests.training.harness import steps_in
 from tests.waiting import until
@@ -247,6 +248,35 @@ def test_people_are_told_of_each_save_and_why_one_failed(
         assert "step 20 was not saved: rank 0: No space left" in told().failed_why
         ckpt.save(20, wait=True)
         assert (told().saved_step, told().failures_count, told().failed_why) == (20, 0, "")
+
+
+@pytest.mark.usefixtures("launched")
+def test_the_stalls_of_each_attempt_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stalls() -> dict[int, float]:
+        found = decode((tmp_path / ".gangrun/run-1/saves.json").read_bytes())
+        assert found is not None
+        return dict(found.stalled)
+
+    with gangrun.Checkpointer(tmp_path, model=torch.nn.Linear(2, 2), clock=SlowClock()) as ckpt:
+        assert stalls() == {2: 0.0}
+        ckpt.save(6, wait=True)
+        ckpt.save(7, wait=True)
+    first = stalls()[2]
+    assert first >= 1.0  # of the first save at least: the second may have ended before it was added up
+    monkeypatch.setenv("GANGRUN_ATTEMPT", "3")
+    with gangrun.Checkpointer(tmp_path, model=torch.nn.Linear(2, 2)):
+        assert stalls() == {2: first, 3: 0.0}
+
+
+class SlowClock(RealClock):
+    """A second passes at each look."""
+
+    def __init__(self) -> None:
+        self.looks = 0.0
+
+    def now(self) -> float:
+        self.looks += 1.0
+        return self.looks
 
 
 @pytest.mark.usefixtures("launched")

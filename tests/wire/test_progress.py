@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import pytest
 
 from gangrun.wire import progress
-from gangrun.wire.progress import ProgressPage, SlotError, SlotReading, StepRequest, TrainingPhase
-from gangrun.wire.saves import SIZE_BYTES, SavesTold, decode, encode
+from gangrun.wire.progress import (
+    RING_COUNT,
+    ProgressPage,
+    Report,
+    Reports,
+    SlotError,
+    SlotReading,
+    StepRequest,
+    TrainingPhase,
+)
+from gangrun.wire.saves import ATTEMPTS_MAX_COUNT, SIZE_BYTES, SavesTold, decode, encode
 
 
 @pytest.fixture
@@ -50,6 +60,49 @@ def test_what_the_script_writes_the_agent_reads(path: str) -> None:
     words.close()
     slot.close(remove=False)
     assert Path(path).exists()
+
+
+def test_each_report_is_read_once(path: str) -> None:
+    slot = ProgressPage(path, 3)
+    words = progress.attach(path)
+    assert slot.reports() == Reports(0)
+    words.report(1, 2.5, 0.5)
+    words.report(2, None, 0.25)
+    words.report(3, 1.5, None)
+    told = slot.reports()
+    assert told == Reports(3, (Report(1, 2.5, 0.5), Report(2, None, 0.25), Report(3, 1.5, None)))
+    assert slot.reports() == Reports(3)
+
+
+@pytest.mark.parametrize("after_count", [0, RING_COUNT - 2, RING_COUNT, 5 * RING_COUNT])
+@pytest.mark.parametrize(("loss", "norm"), [(math.nan, None), (None, math.inf), (2.0, -math.inf), (math.nan, 1.0)])
+def test_no_number_that_is_none_is_missed_however_many_steps_follow(
+    path: str, after_count: int, loss: float | None, norm: float | None
+) -> None:
+    slot = ProgressPage(path, 3)
+    words = progress.attach(path)
+    words.report(7, loss, norm)
+    for step in range(8, 8 + after_count):
+        words.report(step, 2.0, None)
+    told = slot.reports()
+    bad = [
+        one.step
+        for one in told.entries
+        if not math.isfinite(one.loss or 0.0) or not math.isfinite(one.grad_norm or 0.0)
+    ]
+    assert bad == ([7] if after_count <= RING_COUNT - 2 else [])
+    assert told.missed_step == (-1 if bad else 7)
+    assert slot.reports() == Reports(1 + after_count)  # once
+
+
+def test_a_page_of_an_older_agent_has_no_ring(path: str) -> None:
+    slot = ProgressPage(path, 3)
+    os.truncate(path, progress.SIZE_BYTES)
+    words = progress.attach(path)
+    words.report(1, math.nan, None)
+    report(words, 12)
+    assert slot.read().step == 12
+    words.close()
 
 
 def test_a_loss_that_is_not_a_number_is_a_loss(path: str) -> None:
@@ -123,7 +176,9 @@ def test_what_is_no_slot_is_refused(tmp_path: Path) -> None:
 def test_it_comes_back_and_never_changes_its_length() -> None:
     told = SavesTold(2, 1e9, 300.0, "every 300 s, as asked", saved_step=40, saved_at=1e9, persist_s=2.5)
     assert decode(encode(told)) == told and len(encode(told)) == SIZE_BYTES
-    long = SavesTold(2, 1e9, 300.0, "x", failures_count=3, failed_step=41, failed_why='ü"\\' * 5000 + "\ud800")
+    long = SavesTold(2, 1e9, 300.0, "x", failures_count=3, failed_step=41, failed_why='ü"\\' * 5000 + "\ud800",
+        stalled=tuple((10**6 + k, 10**6 + 0.25) for k in range(ATTEMPTS_MAX_COUNT)),
+    )  # fmt: skip
     assert len(encode(long)) == SIZE_BYTES
     back = decode(encode(long))
     assert back is not None and back.failed_why.startswith('ü"\\ü') and back.failures_count == 3

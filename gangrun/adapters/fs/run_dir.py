@@ -365,10 +365,11 @@ def resume_order_seqs(paths: RunPaths) -> list[int]:
 
 
 class SaveOrder(msgspec.Struct, frozen=True):
-    """Who asks for a checkpoint now; ``key`` is different for each order."""
+    """Who asks for a checkpoint now; ``key`` is different for each order. ``drain``: and wants this node left."""
 
     by: str
     key: str
+    drain: str = ""
 
 
 def leave_save_order(disk: Disk, paths: RunPaths, order: SaveOrder) -> None:

@@ -54,6 +54,7 @@ class HealthChild:
         self._last = ""  # the newest word about the gang, for one that is started later
         self._child: subprocess.Popen[bytes] | None = None
         self._held: list[subprocess.Popen[bytes]] = []
+        self.gpus: tuple[str, ...] = ()  # the UUIDs of those that ranks may use, by slot
         self.hopeless = ""  # why it will not be started again
 
     # ---- the agent's side ----
@@ -234,6 +235,8 @@ class HealthChild:
                 with self._answered:
                     self._looked, self._said = max(self._looked, said["n"]), said
                     self._answered.notify_all()
+            case "gpus" if isinstance(said.get("names"), list):
+                self.gpus = tuple(str(name) for name in said["names"])
             case _:
                 pass  # "alive", or what a newer one says
 

@@ -12,6 +12,9 @@ answers come back on the route of the question. All of it is used by the agent's
 
 from __future__ import annotations
 
+import errno
+import select
+import socket
 from collections import Counter
 from dataclasses import dataclass
 
@@ -154,11 +157,11 @@ class PeerSocket:
     def take(self) -> list[tuple[BetweenAgents, bytes]]:
         """Everything that has come, with the way back (b"" for an answer)."""
         taken: list[tuple[BetweenAgents, bytes]] = []
-        for socket in self.sockets():
-            listens = socket is self.socket
+        for one in self.sockets():
+            listens = one is self.socket
             while len(taken) < TAKE_MAX_COUNT:
                 try:
-                    frames = socket.recv_multipart(zmq.NOBLOCK)
+                    frames = one.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     break
                 if len(frames) != (2 if listens else 1):
@@ -178,6 +181,69 @@ class PeerSocket:
         self.socket.close(0)
 
 
+KNOCKS_MAX_COUNT = 64
+KNOCK_WITHIN_S = 3.0  # whoever asked waits no longer
+_HEARD = frozenset({0, errno.ECONNREFUSED, errno.ECONNRESET})  # a kernel answered
+
+
+@dataclass(slots=True)
+class _Knock:
+    node: str
+    socket: socket.socket
+    at: float
+
+
+class Knocks:
+    """Connections that are opened to see whether a host answers at all, and closed at once."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Knock] = {}
+
+    def filenos(self) -> list[int]:
+        """Writable once their host has answered, or cannot be reached."""
+        return list(self._open)
+
+    def knock(self, peer: PeerAddress, now: float) -> None:
+        """Begin; an address that cannot be used, or is not reached at once, gives no answer."""
+        for old in [fd for fd, one in self._open.items() if now - one.at > KNOCK_WITHIN_S]:
+            self._close(old)
+        host, _, port = peer.endpoint.removeprefix("tcp://").rpartition(":")
+        if not host or not port.isdecimal() or len(self._open) >= KNOCKS_MAX_COUNT:
+            return
+        host = host.strip("[]")
+        probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        probe.setblocking(False)
+        try:
+            code = probe.connect_ex((host, int(port)))
+        except OSError:  # a name instead of an address
+            code = errno.EINVAL
+        if code not in {0, errno.EINPROGRESS}:
+            probe.close()
+            return
+        self._open[probe.fileno()] = _Knock(peer.node, probe, now)
+
+    def take(self) -> list[str]:
+        """Nodes whose hosts have answered since."""
+        if not self._open:
+            return []
+        _, ready, _ = select.select([], self.filenos(), [], 0)
+        answered = []
+        for fd in ready:
+            one = self._open[fd]
+            if one.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _HEARD:
+                answered.append(one.node)
+            self._close(fd)
+        return answered
+
+    def _close(self, fd: int) -> None:
+        self._open.pop(fd).socket.close()
+
+    def close(self) -> None:
+        """Let go of all."""
+        for fd in self.filenos():
+            self._close(fd)
+
+
 class AgentNet:
     """An agent's network; ``host`` is the address of the one interface it may listen on."""
 
@@ -189,6 +255,7 @@ class AgentNet:
         name = f"{node}/{incarnation}"
         self._line = SupervisorLine(self._context, run, keys, name, self.stats)
         self._peer = PeerSocket(self._context, run, keys, node, name, host, self.stats)
+        self._knocks = Knocks()
         self._watched: list[int] = []
 
     @property
@@ -210,9 +277,11 @@ class AgentNet:
         poller = zmq.Poller()
         for fd in self._watched:
             poller.register(fd, zmq.POLLIN)
-        for socket in (self._gate.socket, self._line.socket, *self._peer.sockets()):
-            if socket is not None:
-                poller.register(socket, zmq.POLLIN)
+        for fd in self._knocks.filenos():
+            poller.register(fd, zmq.POLLOUT)
+        for one in (self._gate.socket, self._line.socket, *self._peer.sockets()):
+            if one is not None:
+                poller.register(one, zmq.POLLIN)
         # rounded up: a wake just before its time would find nothing to do, and turn
         poller.poll(max(0, int(timeout_s * 1000) + 1))
         self._gate.answer()
@@ -224,6 +293,14 @@ class AgentNet:
     def from_peers(self) -> list[tuple[BetweenAgents, bytes]]:
         """What peers said, with the way back."""
         return self._peer.take()
+
+    def knock(self, peer: PeerAddress, now: float) -> None:
+        """See whether that peer's host answers."""
+        self._knocks.knock(peer, now)
+
+    def hosts_answered(self) -> list[str]:
+        """The nodes whose hosts did."""
+        return self._knocks.take()
 
     def dial(self, endpoint: str, server_key: str) -> None:
         """A new socket to the supervisor, whatever there was."""
@@ -246,5 +323,6 @@ class AgentNet:
         """Let the last words to the supervisor leave, ``linger_s`` at most."""
         self._line.close(int(linger_s * 1000))
         self._peer.close()
+        self._knocks.close()
         self._gate.close()
         self._context.term()

@@ -55,20 +55,24 @@ class JobWatch(threading.Thread):
         job: str,
         restarts_count: int,
         launch: int = 0,
-        lead_s: float,
+        lead_s: Callable[[float], float],
         post: Callable[[Stamped], None],
         clock: Clock,
         say: Callable[[str], None] = lambda sentence: None,
         bells: Callable[[], Bell] = threading.Event,
         nodes: tuple[str, ...] = (),
+        save_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """``lead_s``: so long before the time limit the ranks must begin to save (at most half of the job's time).
+        """``lead_s``: so long before the time limit the ranks must begin to save (at most half of the job's time), by
+        what saves take. ``save_s``: what the newest one took; 0: not known.
         ``nodes``: those that the job began with; of each that Slurm takes out of it is told.
         """
         super().__init__(name="slurm-watch", daemon=True)
         self.facts: JobFacts | None = None  # as last seen; replaced, never changed
         self.runs_at = -NEVER  # when Slurm was last asked and said that this stay of the job runs
-        self._scheduler, self._run, self._job, self._lead_s = scheduler, run, job, lead_s
+        self.looked_at = -NEVER  # when Slurm was last asked and answered, and what it said of nodes has been posted
+        self._scheduler, self._run, self._job, self._lead_of = scheduler, run, job, lead_s
+        self._measured, self._save_s = save_s, 0.0  # the longest save that was seen
         self._restarts_count, self._launch = restarts_count, launch
         self._post, self._clock, self._say = post, clock, say
         self._wake, self._over = bells(), bells()
@@ -131,19 +135,21 @@ class JobWatch(threading.Thread):
         return min(self._look_at, self._clock.now() + left_s - self._lead())
 
     def _look(self) -> None:
-        self._look_at = self._clock.now() + LOOK_EVERY_S
+        asked_at = self._clock.now()
+        self._look_at = asked_at + LOOK_EVERY_S
         facts, answered = self._seen()
+        if facts is not None and facts.runs and facts.nodes and facts.restarts_count == self._restarts_count:
+            self._tell_taken(facts.nodes)
+        if answered:
+            self.looked_at = asked_at
+        self._save_s = max(self._save_s, self._measured())
         if answered and self._clock.now() >= self._controller_at:
             self._set_clock()
             if self._wall_at_zero is None:
                 self._do_without_clock()
             else:
                 self._controller_at = self._clock.now() + CONTROLLER_EVERY_S
-        if facts is None or not facts.runs:
-            return
-        if facts.nodes and facts.restarts_count == self._restarts_count:
-            self._tell_taken(facts.nodes)
-        if facts.preempted:
+        if facts is not None and facts.runs and facts.preempted:
             self._tell(NoticeKind.PREEMPTION, self._grace_s(facts))
 
     def _tell_taken(self, left: tuple[str, ...]) -> None:
@@ -189,8 +195,8 @@ class JobWatch(threading.Thread):
         """Not more than half of the time that the job was given, or a short one would never train."""
         start_wall = self.facts.start_wall if self.facts is not None else None
         if start_wall is None or self._end_wall is None:
-            return self._lead_s
-        return min(self._lead_s, (self._end_wall - start_wall) / 2)
+            return self._lead_of(self._save_s)
+        return min(self._lead_of(self._save_s), (self._end_wall - start_wall) / 2)
 
     def _judge_end(self) -> None:
         left_s = self._left_s(self._end_wall)
@@ -242,7 +248,7 @@ class JobWatch(threading.Thread):
     def _tell(self, kind: NoticeKind, grace_s: float) -> None:
         if kind not in self._told and not self._over.is_set():
             self._told.add(kind)
-            self._post(Stamped(Notice(kind, grace_s)))
+            self._post(Stamped(Notice(kind, grace_s, save_s=self._save_s)))
 
 
 LIMIT_SLACK_S = 1.0  # Slurm tells whole seconds

@@ -130,7 +130,7 @@ class AgentBrain:
         self._ticked_at = now
         self.next_beat_at = NEVER
         self._readings: tuple[RankSample, ...] = ()
-        self._probes: dict[str, float] = {}
+        self._probes: dict[str, tuple[float, bool]] = {}  # node -> until when it is waited for, does its host answer
         # beats of a big gang are spread over the period, always the same way for one incarnation
         self._beat_phase = zlib.crc32(config.incarnation.encode()) % 1000 / 1000.0
 
@@ -150,6 +150,11 @@ class AgentBrain:
     def empty(self) -> bool:
         """As the next beat will say."""
         return self.orders.empty
+
+    @property
+    def probes(self) -> bool:
+        """Is it waiting for the answer of a node that it was asked about?"""
+        return bool(self._probes)
 
     @property
     def gone(self) -> bool:
@@ -176,9 +181,9 @@ class AgentBrain:
                 done.append(effects.SendSupervisor(self.beat(now) if self.lease.welcomed else self.hello()))
         while now >= self.next_beat_at:
             self.next_beat_at += self.config.timing.beat_every_s
-        for node in [n for n, until in self._probes.items() if now >= until]:
-            del self._probes[node]
-            done += self._say(ProbeResult(self.config.node, node, False))
+        for node in [n for n, (until, _) in self._probes.items() if now >= until]:
+            _, is_up = self._probes.pop(node)
+            done += self._say(ProbeResult(self.config.node, node, False, is_up))
         return done + self.departure.if_due(now)
 
     def _note_gap(self, now: float) -> None:
@@ -207,8 +212,9 @@ class AgentBrain:
             case Ack():
                 return self._acked(message, now)
             case Probe():
-                self._probes[message.target.node] = now + self.config.timing.beat_every_s
-                return [effects.SendPeer(message.target, Ping(self.config.node, self.lease.term_max))]
+                self._probes[message.target.node] = now + self.config.timing.beat_every_s, False
+                ping = Ping(self.config.node, self.lease.term_max)
+                return [effects.SendPeer(message.target, ping), effects.Knock(message.target)]
             case Farewell():
                 done = self.orders.take(message, self.outbox.full, now)
                 return done + self.departure.begin(message.exit_code, message.reason, now)
@@ -233,7 +239,7 @@ class AgentBrain:
             case Pong():
                 done: list[Effect] = []
                 if self._probes.pop(message.node, None) is not None:
-                    done = self._say(ProbeResult(self.config.node, message.node, True))
+                    done = self._say(ProbeResult(self.config.node, message.node, True, True))
                 return done + self.follow.on_pong(message, self.lease, now)
 
     def local(self, fact: facts.Fact, now: float) -> list[Effect]:
@@ -243,25 +249,19 @@ class AgentBrain:
         match fact:
             case facts.TermFound():
                 return self._term_found(fact, now)
-            case facts.NodePrepared():
-                return self._told(self.orders.on_slate(fact))
-            case facts.RanksLaunched():
-                return self._told(self.orders.on_launched(fact))
+            case facts.NodePrepared() | facts.RanksLaunched() | StacksTaken() | facts.Checked() | facts.DiskTaskDone():
+                return self._told(self.orders.outcome(fact))
             case facts.RankEnded():
                 return self._rank_ended(fact, now)
             case facts.RanksStopped():
                 done = self._told(self.orders.on_stopped(fact))
                 return done + self.departure.if_due(now)
-            case StacksTaken():
-                return self._told(self.orders.on_stacks(fact))
-            case facts.Checked():
-                return self._told(self.orders.on_checked(fact))
-            case facts.DiskTaskDone():
-                return self._told(self.orders.on_disk_used(fact))
             case facts.ReadingsTaken():
                 return self._read(fact)
             case facts.FindingReported():
                 return self._tell(FindingRaised(fact.finding), now)
+            case facts.HostAnswered():
+                return self._host_answered(fact.node)
             case facts.SupervisorRefused():
                 self.follow.asked.refused(now)
                 return []
@@ -273,6 +273,13 @@ class AgentBrain:
             case facts.TerminateAsked():
                 done, event = self.departure.asked(fact, now)
                 return done if event is None else self._tell(event, now)
+
+    def _host_answered(self, node: str) -> list[Effect]:
+        """Said at once; its agent may still answer."""
+        if node not in self._probes:
+            return []
+        self._probes[node] = self._probes[node][0], True
+        return self._say(ProbeResult(self.config.node, node, False, True))
 
     # ---- beats -------------------------------------------------------------------------------------------------
 
@@ -318,7 +325,7 @@ class AgentBrain:
         self._ticked_at = now
         self.lease.skip(count)
         self.lease.heard(stamp)
-        self.follow.acked((), self.follow.roster_count)
+        self.follow.acked(self.follow.roster_count)
         deadline = self.lease.renewed(sent_at, now)
         self.next_beat_at = sent_at + self.config.timing.beat_every_s
         return [] if deadline is None else [effects.WriteLease(deadline)]
@@ -329,7 +336,7 @@ class AgentBrain:
             return NEVER
         due = min(self.follow.due(self.lease), self.departure.due)
         if self._probes:
-            due = min(due, *self._probes.values())
+            due = min(due, *(until for until, _ in self._probes.values()))
         if beats and self.lease.talks:
             due = min(due, self.next_beat_at, self.lease.redial_at)
         return due
@@ -338,12 +345,14 @@ class AgentBrain:
 
     def _acked(self, ack: Ack, now: float) -> list[Effect]:
         self.lease.heard(ack.stamp)
+        if not 0 < ack.stamp < self.lease.echo:  # an echo says that these are known, whatever else the ack is worth
+            self.follow.name(ack.candidates)
         deadline = self.lease.acked(ack, now)
         if self.lease.acked_seq != ack.seq:
             self.counters.stale_acks += 1
             return []
         self.outbox.journalled(ack.journalled_seq)
-        self.follow.acked(ack.candidates, ack.roster_count)
+        self.follow.acked(ack.roster_count)
         return [] if deadline is None else [effects.WriteLease(deadline)]
 
     def _dial(self, dial: Dial, now: float) -> list[Effect]:
@@ -414,7 +423,10 @@ class AgentBrain:
         if ended is None:
             return []
         if ended.code == 0 and not ended.by_us:  # a script that is asked to stop may well end with 0: no success
-            told = RankFinished(fact.attempt, ended.rank, ended.node, ended.at, ended.step, ended.log_reach)
+            told = RankFinished(
+                fact.attempt, ended.rank, ended.node, ended.at, ended.step, ended.log_reach, ended.log_step,
+                ended.total_steps, ended.loss, ended.anomalies,
+            )  # fmt: skip
             return self._tell(told, now)
         return self._tell(RankExited(fact.attempt, ended), now)
 

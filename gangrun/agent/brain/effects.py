@@ -27,6 +27,16 @@ class SendPeer:
 
 
 @dataclass(frozen=True, slots=True)
+class Knock:
+    """Open a connection to a peer's host and close it: its kernel answers, whatever its processes do.
+
+    Answered by ``facts.HostAnswered``; a host that is not there answers nothing.
+    """
+
+    peer: PeerAddress
+
+
+@dataclass(frozen=True, slots=True)
 class ReplyPeer:
     """Answer a peer on the route by which its message came (``from_peer``'s ``route``)."""
 
@@ -77,4 +87,6 @@ class Leave:
     reason: str
 
 
-Effect = SendSupervisor | SendPeer | ReplyPeer | DialTerm | FindTerm | WriteLease | SpawnSupervisor | Leave | Command
+Effect = (
+    SendSupervisor | SendPeer | Knock | ReplyPeer | DialTerm | FindTerm | WriteLease | SpawnSupervisor | Leave | Command
+)

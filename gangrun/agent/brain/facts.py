@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gangrun.core.events import StacksTaken
-from gangrun.core.model import Met, NodeFinding, RankExit
+from gangrun.core.model import BrokenSlot, Met, NodeFinding, RankExit
 from gangrun.core.policy import Timing
 from gangrun.wire.messages import (
     AskSave,
@@ -110,7 +110,7 @@ class RanksStopped:
 @dataclass(frozen=True, slots=True)
 class Checked:
     """``CheckNode`` ended, one that asked for ``tests`` and ``meetings``; ``tested``: what devices did, where all came
-    out right; ``met``: how the node got through to others.
+    out right; ``met``: how the node got through to others; ``broken``: the slots that the node can do without.
     """
 
     ok: bool
@@ -119,6 +119,7 @@ class Checked:
     tests: str = ""
     meetings: tuple[MeetPeer, ...] = ()
     met: tuple[Met, ...] = ()
+    broken: tuple[BrokenSlot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,13 @@ class DiskTaskDone:
     ok: bool
     why: str = ""
     answer: MemoryAnswer | SaveAnswer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostAnswered:
+    """The kernel of that node's host took a connection, or refused it: the machine runs and can be reached."""
+
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +187,7 @@ Fact = (
     | DiskTaskDone
     | ReadingsTaken
     | FindingReported
+    | HostAnswered
     | SupervisorExited
     | SupervisorRefused
     | TerminateAsked

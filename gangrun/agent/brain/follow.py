@@ -1,8 +1,8 @@
 """When no supervisor acks: find one, or help one to be born.
 
-1. Unacked for ``takeover_after_s``: ask the candidates of the last ack (``Ping``). One that says it was acked lately
-   proves that the supervisor lives and only the way to it is broken: no promise, dial on. One that follows a newer
-   term adds a ``Dial``.
+1. Unacked for almost ``takeover_after_s``: ask the candidates of the last ack (``Ping``). One that says it was acked
+   lately proves that the supervisor lives and only the way to it is broken: no promise, dial on. One that follows a
+   newer term adds a ``Dial``.
 2. Otherwise promise to the first candidate, in the order of the ack, that answered. A promise is said again every
    beat; while it is held the agent neither beats to nor believes the old term (``line``). It is held for
    2 x ``takeover_after_s`` at most, then the old supervisor gets another chance and the next candidate the next
@@ -16,7 +16,7 @@
    when two candidates would have had their promises. An agent that knows nobody, as it was restarted, asks for one
    after ``counter_still_s``, all others after twice as long, spread over minutes where they are many: the candidates'
    rack may be lost. If the restarted agent sees that the newest term's holder was a process of its own node and is
-   gone, it asks after 1.5 x ``takeover_after_s``: a majority that knows the holder has claimed by then, and agents
+   gone, it asks after 2.5 x ``takeover_after_s``: a majority that knows the holder has claimed by then, and agents
    that know nobody read ``terms/`` soon after.
    One that was asked for and claims nothing for so long has been stopped: where nobody else can, another is asked for.
    Last resort against a lost ``Dial``: read ``terms/`` again, at most once in 5, 10 .. 60 s.
@@ -112,12 +112,13 @@ class RequestedSupervisor:
 
 PONG_WAIT_S = 0.5
 FRESH_BEATS = 2.5
+LIVES_BEATS = 1.25  # so lately a candidate was acked whose supervisor lives; T less a heartbeat is more than that
 FIND_FIRST_S, FIND_MAX_S = 0.25, 1.0  # at start, until there is a claim
 RESORT_FIRST_S, RESORT_MAX_S = 5.0, 60.0
 SPREAD_NODES_COUNT = 16
-WATCH_SOON_TAKEOVERS = 2  # late answers have come by then
+WATCH_SOON_TAKEOVERS = 3  # late answers have come by then
 WATCH_AFTER_TAKEOVERS = 4  # two candidates have had their promises by then, and a supervisor that need not watch
-ENDED_AFTER_TAKEOVERS = 1.5
+ENDED_AFTER_TAKEOVERS = 2.5
 VARIES_SHARE = 0.5
 
 
@@ -166,7 +167,7 @@ class Follow:
     def find(self, now: float) -> list[Effect]:
         """Look for a claim: at start, after news of a term without an address, or for that of our own supervisor."""
         self._find_at = now + self._find_s
-        self._find_s = min(2 * self._find_s, FIND_MAX_S)
+        self._find_s = min(2 * self._find_s, FIND_MAX_S) if not self.asked.spawning else FIND_FIRST_S
         return [effects.FindTerm()]
 
     def found_none(self, lease: LeaseKeeper, newest_term: int, now: float) -> list[Effect]:
@@ -184,11 +185,14 @@ class Follow:
         self._find_at, self._find_s = NEVER, FIND_FIRST_S
         return led
 
-    def acked(self, candidates: tuple[PeerAddress, ...], roster_count: int) -> None:
-        """A supervisor lives and names who may follow it."""
-        self.asked.refusals_count = 0
+    def name(self, candidates: tuple[PeerAddress, ...]) -> None:
+        """A supervisor names who may follow it; (): the same as before."""
         if candidates:
             self.candidates = candidates
+
+    def acked(self, roster_count: int) -> None:
+        """A supervisor lives."""
+        self.asked.refusals_count = 0
         if roster_count >= self._filling_count:
             self._filling_count = 0
         self.roster_count = max(1, roster_count, self._filling_count)
@@ -230,7 +234,7 @@ class Follow:
         if self._choose_at == NEVER or not self._is_candidate(pong.node):
             return []
         self._pongs[pong.node] = pong.unacked_s
-        return self._choose(lease, now) if self._all_answered() else []
+        return self._choose(lease, now) if self._all_answered() and self._is_tired(lease, now) else []
 
     def on_promise(self, promise: Promise, lease: LeaseKeeper, route: bytes, now: float) -> list[Effect]:
         """Another agent would follow whoever claims next; count it if its old term is not over already."""
@@ -257,13 +261,13 @@ class Follow:
             return done + self._watch(lease, now) + self._keep(self.held, lease, now)
         if lease.line is None and self.asked.is_stuck(now):
             done += self._replace_stuck(lease, now)
-        if now < lease.acked_at + self.timing.takeover_after_s:
-            return done
-        done += self._last_resorts(lease, now)
-        if not self._can_ask(lease):
+        tired = self._is_tired(lease, now)
+        if tired:
+            done += self._last_resorts(lease, now)
+        if now < self._asks_at(lease) or not self._can_ask(lease):
             return done
         if now >= self._choose_at:
-            done += self._choose(lease, now)
+            done += self._choose(lease, now) if tired else self._not_yet()
         elif self._choose_at == NEVER and now >= self._ask_at:
             done += self._ask(lease, now)
         return done
@@ -276,31 +280,43 @@ class Follow:
             if self.held.ends_at < NEVER:
                 return min(due, self.held.ends_at)
             return min(due, self.held.said_at + self.timing.beat_every_s, self._held_until(self.held))
-        tired_at = lease.acked_at + self.timing.takeover_after_s
-        if due <= tired_at:
+        asks_at = self._asks_at(lease)
+        if due <= asks_at:
             return due
         first = min(self._choose_at, self._ask_at) if self._can_ask(lease) else NEVER
-        if first > tired_at:  # else nothing else can be due sooner: so it is whenever all is well
+        if first > asks_at:  # else nothing else can be due sooner: so it is whenever all is well
             first = min(first, self._lonely_at(lease))
             if lease.line is not None:
                 first = min(first, self._lost_at(lease))
-        return min(due, max(first, tired_at))
+        return min(due, max(first, asks_at))
+
+    def _asks_at(self, lease: LeaseKeeper) -> float:
+        """A moment early, so that answers are there once this agent may promise itself."""
+        return lease.acked_at + self.timing.takeover_after_s - PONG_WAIT_S
+
+    def _is_tired(self, lease: LeaseKeeper, now: float) -> bool:
+        return now >= lease.acked_at + self.timing.takeover_after_s
+
+    def _not_yet(self) -> list[Effect]:
+        """The newest term asked for patience meanwhile."""
+        self._choose_at = NEVER
+        return []
 
     def _can_ask(self, lease: LeaseKeeper) -> bool:
         return lease.line is not None and bool(self.candidates)
 
     def _ask(self, lease: LeaseKeeper, now: float) -> list[Effect]:
         self._ask_at = now + self.timing.beat_every_s
-        self._choose_at = now + PONG_WAIT_S
+        self._choose_at = max(now + PONG_WAIT_S, lease.acked_at + self.timing.takeover_after_s)
         self._pongs = {self.me.node: lease.unacked_s(now)} if self._is_candidate(self.me.node) else {}
-        if self._all_answered():
+        if self._all_answered() and self._is_tired(lease, now):
             return self._choose(lease, now)
         ping = Ping(self.me.node, lease.term_max)
         return [effects.SendPeer(peer, ping) for peer in self.candidates if peer.node != self.me.node]
 
     def _choose(self, lease: LeaseKeeper, now: float) -> list[Effect]:
         self._choose_at = NEVER
-        lately_s = FRESH_BEATS * self.timing.beat_every_s
+        lately_s = LIVES_BEATS * self.timing.beat_every_s
         if any(s <= lately_s for node, s in self._pongs.items() if node != self.me.node):
             self._lives_at = now
             return []

@@ -37,7 +37,7 @@ from gangrun.wire.messages import Ack, AgentEvent, Dial
 
 SENT_MAX = 64  # send times kept: more than the beats of one lease
 REDIAL_BEATS_MAX = 8
-READING_TAKEOVERS = 2  # so often ``takeover_after_s`` may a new term read before it acks
+READING_TAKEOVERS = 4  # so often ``takeover_after_s`` may a new term read before it acks
 
 
 class LeaseKeeper:

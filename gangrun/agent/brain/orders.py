@@ -148,6 +148,22 @@ class Orders:
 
     # ---- outcomes ----------------------------------------------------------------------------------------------
 
+    def outcome(
+        self, fact: facts.NodePrepared | facts.RanksLaunched | StacksTaken | facts.Checked | facts.DiskTaskDone
+    ) -> list[Effect]:
+        """A command was obeyed, or could not be."""
+        match fact:
+            case facts.NodePrepared():
+                return self.on_slate(fact)
+            case facts.RanksLaunched():
+                return self.on_launched(fact)
+            case StacksTaken():
+                return self.on_stacks(fact)
+            case facts.Checked():
+                return self.on_checked(fact)
+            case facts.DiskTaskDone():
+                return self.on_disk_used(fact)
+
     def on_slate(self, fact: facts.NodePrepared) -> list[Effect]:
         """Nothing of earlier attempts is left for ``fact.attempt``, or something is."""
         answers: list[Effect] = []
@@ -193,7 +209,7 @@ class Orders:
 
     def on_checked(self, fact: facts.Checked) -> list[Effect]:
         """The preflight ended."""
-        tested = CheckAnswer(fact.tested, fact.met) if fact.tested or fact.met else None
+        tested = CheckAnswer(fact.tested, fact.met, fact.broken) if fact.tested or fact.met or fact.broken else None
         asked = [one for one in self._in_hand.values() if isinstance(one, CheckNode)]
         found = [one for one in asked if (one.tests, one.meetings) == (fact.tests, fact.meetings)]
         return [self._answer(command, fact.ok, fact.why, tested) for command in found]

@@ -20,12 +20,14 @@ import shutil
 import stat
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gangrun.core.text import is_save_time
 from gangrun.node import boot
+from gangrun.node.boot_signals import SIGNALS_FILE, STACK_FILE
+from gangrun.node.boot_standby import IMPORTS_FILE
 from gangrun.wire.messages import Launch
 from gangrun.wire.spec import (
     LOCAL_RANK,
@@ -40,6 +42,7 @@ from gangrun.wire.spec import (
 HELD = ".held"  # locked by whoever uses the directory that it lies in: no lock outlives its process
 HOLD_TRIES_COUNT, HOLD_AGAIN_S = 50, 0.02
 _SWEPT = ".swept-"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 # An option of a launcher's that gangrun wrote, never a word of the user's script.
 _PLACED = re.compile(
     r"(?P<option>--(?:local[-_]rank|nnodes|node-rank|machine_rank|num[-_](?:nodes|machines|processes)|main_process_ip"
@@ -58,6 +61,13 @@ class RankFiles:
     stack: Path  # faulthandler's dumps on request
     signals: Path  # grows when TERM, USR1 or USR2 meets a script without a handler of its own
     orders: Path  # one byte for each signal that the agent sends to the rank: its number
+    place: Path  # where it stands, see node/place_page.py
+    imports: Path  # installed modules that the script imports, for the rank's standby
+
+    @property
+    def script_ended(self) -> Path:
+        """What node/boot.py makes once Python has run the script to its end, and all that was to follow it."""
+        return Path(f"{self.error}.ended")
 
 
 class AttemptFiles:
@@ -90,6 +100,8 @@ class AttemptFiles:
             stack=stem.with_suffix(".stack"),
             signals=stem.with_suffix(".signals"),
             orders=stem.with_suffix(".orders"),
+            place=stem.with_suffix(".place"),
+            imports=stem.with_suffix(".imports"),
         )
 
     def remove(self) -> None:
@@ -191,12 +203,18 @@ JOB_ID = "SLURM_JOB_ID"
 TAG = "GANGRUN_RANK_TAG"
 _OF_THIS_RUN = (
     "GANGRUN_RESUME", "GANGRUN_RESUME_STEP", "GANGRUN_SAVE_SIGNAL", "GANGRUN_CHECKPOINT_DIR", "GANGRUN_MEMORY_PARITY",
-    "GANGRUN_FLUSH_EVERY", "GANGRUN_PER_NODE",
+    "GANGRUN_FLUSH_EVERY", "GANGRUN_PER_NODE", "GANGRUN_SKIP_BATCHES", IMPORTS_FILE,
 )  # fmt: skip
 _OF_A_RANK = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
     "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_USE_AGENT_STORE",
+)  # fmt: skip
+_OF_A_GANG = (
+    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID",
+    "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES",
+    "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_GTIDS", "SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST",
 )  # fmt: skip
 ROLE = "default"
 INTERNAL = ("GANGRUN_LEASE_FD", "GANGRUN_WARDEN_FD", "GANGRUN_AGENT_INCARNATION")
@@ -222,8 +240,17 @@ class GangSpec:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     save_signal: int = 0  # what the script saves on, 0: none
     per_node: bool = False  # the command starts the node's ranks
+    warm: bool = False  # standbys are kept
     debug_rank: int | None = None
     terminal: str = ""  # of the person who debugs it, "": there is none on this node
+    slots_count: int = 0  # GPUs of which each rank gets one, spare ones included; 0: ranks see what the agent sees
+    gpus: Callable[[], tuple[str, ...]] = tuple  # what CUDA calls them, in the order of slots; (): not known
+    hang_watch: bool = True
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether its ranks can have standbys: only Python imports beforehand, and launchers start ranks themselves."""
+        return self.warm and self.through_boot and not self.per_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +265,11 @@ class RankPlace:
     def rank(self) -> int:
         """Its number in the world."""
         return self.order.ranks[self.local_rank]
+
+    @property
+    def is_sampled(self) -> bool:
+        """Does a thread in it say where it stands? Of a launcher that would say nothing of its ranks."""
+        return self.spec.hang_watch and self.spec.through_boot and not self.spec.per_node
 
     @property
     def argv(self) -> list[str]:
@@ -268,6 +300,13 @@ class RankPlace:
     def tag(self) -> str:
         """What marks it and every descendant of it."""
         return f"{tag_prefix(self.spec.run, self.spec.node)}{self.order.attempt}:{self.rank}"
+
+
+def is_set_at_launch(name: str) -> bool:
+    """Whether a variable is gangrun's own to set: it differs between attempts, and no library reads it from C while it
+    is loaded. A change of any other one makes a standby stale.
+    """
+    return name.startswith("GANGRUN_") or name in _OF_A_RANK or name in _OF_A_GANG
 
 
 def tag_prefix(run: str, node: str) -> str:
@@ -303,6 +342,7 @@ def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict
         environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: ranks that share a node must not flood it
     environment.setdefault("PYTHONUNBUFFERED", "1")
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    environment.update(_visible_gpus(place, environment))
     environment.update(_node_names(order) if spec.per_node else _torchrun_names(place, local_size))
     if spec.per_node:
         for name in _OF_A_RANK:
@@ -315,10 +355,11 @@ def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict
             "GANGRUN_RUN": place.spec.run,
             "GANGRUN_ATTEMPT": str(order.attempt),
             "GANGRUN_TERM": str(order.term),
+            "GANGRUN_FAILURES": str(order.failures_count),
             "GANGRUN_PROGRESS_SLOT": str(files.slot),
             "GANGRUN_ERROR_FILE": str(files.error),
-            "GANGRUN_STACK_FILE": str(files.stack),
-            "GANGRUN_SIGNALS_FILE": str(files.signals),
+            STACK_FILE: str(files.stack),
+            SIGNALS_FILE: str(files.signals),
             "GANGRUN_ORDERS_FILE": str(files.orders),
             "GANGRUN_AGENT_PID": str(agent_pid),
             TAG: place.tag,
@@ -327,7 +368,10 @@ def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict
     for name in _OF_THIS_RUN:
         environment.pop(name, None)  # of a run in which this one was started, for all we know
     ours = {
+        "GANGRUN_PLACE_PAGE": str(files.place) if place.is_sampled else "",
+        "GANGRUN_SKIP_BATCHES": ",".join(f"{after}:{count}" for after, count in order.skip_batches),
         "GANGRUN_PER_NODE": "1" if spec.per_node else "",
+        IMPORTS_FILE: str(files.imports) if spec.is_warm else "",
         "GANGRUN_MEMORY_PARITY": spec.checkpoint.memory_parity,
         "GANGRUN_FLUSH_EVERY": f"{spec.checkpoint.flushes_every_s:g}" if spec.checkpoint.flushes_every_s else "",
         "GANGRUN_SAVE_SIGNAL": str(spec.save_signal) if spec.save_signal else "",
@@ -340,6 +384,18 @@ def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict
         if not is_save_time(order.resume_step):
             environment.update(GANGRUN_RESUME_STEP=str(order.resume_step))
     return environment
+
+
+def _visible_gpus(place: RankPlace, environment: Mapping[str, str]) -> dict[str, str]:
+    """``CUDA_VISIBLE_DEVICES`` if ranks get some of the GPUs only: ``LOCAL_RANK`` counts the GPUs that it names."""
+    spec, slots = place.spec, place.order.slots
+    if not spec.slots_count or slots == tuple(range(spec.slots_count)):
+        return {}
+    given = [word.strip() for word in environment.get(VISIBLE, "").split(",") if word.strip()]
+    names = given or list(spec.gpus())
+    if len(names) < spec.slots_count or not all(names[slot] for slot in slots):
+        names = [str(slot) for slot in range(spec.slots_count)]  # NVML has not told their UUIDs
+    return {VISIBLE: ",".join(names[slot] for slot in slots)}
 
 
 def _node_names(order: Launch) -> dict[str, str]:

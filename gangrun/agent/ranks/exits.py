@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -22,10 +22,11 @@ import msgspec
 
 from gangrun.agent.ranks.environment import RankFiles
 from gangrun.agent.ranks.logs import RankLogs
-from gangrun.core.model import ErrorReport, RankExit
+from gangrun.core.model import Anomaly, ErrorReport, RankExit
 from gangrun.core.recovery.error_rules import SHELL_SIGNAL_BASE, marked
-from gangrun.core.text import cut_middle
+from gangrun.core.text import cut_middle, json_number
 from gangrun.node.boot import CAUSE_MAX_CHARS, CHAIN_MAX_COUNT, TEXT_MAX_CHARS, looks_collective, signature
+from gangrun.node.place_page import PlacePage
 from gangrun.node.processes import Proc
 from gangrun.wire.messages import LiveRank
 from gangrun.wire.progress import ProgressPage
@@ -93,6 +94,11 @@ def _of_boot(found: dict[str, Any]) -> ErrorReport | None:
         collective=bool(found.get("collective", False)),
         chain=tuple(map(str, chain)) if isinstance(chain, list) else (),
     )
+
+
+def has_told_victim(files: RankFiles) -> bool:
+    """Whether the rank's boot file has written that it ends because another one did."""
+    return files.error.exists() and bool(_load(files.error).get("collective"))
 
 
 def _of_torchelastic(path: Path) -> ErrorReport | None:
@@ -340,6 +346,20 @@ def _oom_file(proc: Path, root: Path) -> Path | None:
     return None
 
 
+MEMORY_NAMED_COUNT = 4
+
+
+def memory_words(held: Mapping[int, int], ago_s: float) -> str:
+    """``3 s before, rank 1 held 12.4 GB, rank 0 held 3.1 GB``; "" if nobody looked. ``held``: bytes by rank."""
+    most = sorted(held.items(), key=lambda one: (-one[1], one[0]))[:MEMORY_NAMED_COUNT]
+    told = [f"rank {rank} held {size / 1e9:.3g} GB" for rank, size in most]
+    if not told:
+        return ""
+    rest_bytes = sum(held.values()) - sum(size for _, size in most)
+    rest = [f"{len(held) - len(most)} other ranks {rest_bytes / 1e9:.3g} GB"] if len(held) > len(most) else []
+    return f"{ago_s:.0f} s before, {', '.join([*told, *rest])}"
+
+
 READ_WITHIN_S = 5.0  # for its last lines, which lie in its pipes: only a node that hardly runs needs longer
 
 
@@ -364,6 +384,7 @@ class WatchedRank:
     slot: ProgressPage
     files: RankFiles
     through_boot: bool  # started by node/boot.py, which knows our signals
+    place: PlacePage | None = None
     ended: threading.Event = field(default_factory=threading.Event)
     told: threading.Event = field(default_factory=threading.Event)  # how it ended
 
@@ -381,16 +402,19 @@ def watch(
     now: Callable[[], float],
     tell: Callable[[RankExit], None],
     orphaned: Callable[[], None] = lambda: None,
+    anomalies: Callable[[], tuple[Anomaly, ...]] = tuple,
+    memory: Callable[[], str] = str,
 ) -> None:
     """Start the thread; ``tell`` is called from it, once. What fails from ``stopped_at`` on does so because of us.
 
     ``orphaned`` is called from it too, at the very moment of the death: workers that end because their rank did must be
-    noted before they are gone.
+    noted before they are gone. ``anomalies``: of the rank's loss, once all that it printed is read.
+    ``memory``: who of the node held how much, asked for if the kernel killed it for memory.
     """
 
     def wait() -> None:
         code = rank.child.wait()
-        at, last_step = now(), rank.slot.read().step
+        at, last = now(), rank.slot.read()
         orphaned()
         rank.ended.set()
         logs.wait_read(rank.rank, READ_WITHIN_S)
@@ -398,16 +422,22 @@ def watch(
         stderr = logs.stderr_tail(rank.rank)
         words = last_words(rank.files, stderr, died, through_boot=rank.through_boot) if code else LastWords()
         ours = (words.written_at if words.reported else at) >= stopped_at()
+        was_oom = code == -9 and oom.killed_since()
         how = replace(
             died,
-            oom_kill=code == -9 and oom.killed_since(),
+            oom_kill=was_oom,
             by_us=ours,
             error=words.error,
-            step=last_step,
-            log_step=logs.step(rank.rank) if last_step < 0 else -1,
-            log_reach=logs.reach(rank.rank) if last_step < 0 else -1,
+            step=last.step,
+            log_step=logs.step(rank.rank) if last.step < 0 else -1,
+            log_reach=logs.reach(rank.rank) if last.step < 0 else -1,
+            total_steps=last.total_steps if last.total_steps > 0 else logs.total_steps(rank.rank),
+            loss=json_number(logs.loss(rank.rank) if last.loss is None else last.loss),
+            script_ended=rank.files.script_ended.exists(),
             tail=() if ours else words.tail,
             written_at=words.written_at,
+            anomalies=anomalies(),
+            memory=memory() if was_oom else "",
         )
         before = None
         if ours:

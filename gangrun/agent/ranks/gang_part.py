@@ -14,31 +14,41 @@ import signal
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+
+import msgspec
 
 from gangrun.agent.brain import facts
 from gangrun.agent.ranks.environment import AttemptFiles, GangSpec, RankPlace, rank_environment, tag_prefix
-from gangrun.agent.ranks.exits import READ_WITHIN_S, OomCounter, WatchedRank, watch
+from gangrun.agent.ranks.exits import READ_WITHIN_S, OomCounter, WatchedRank, memory_words, watch
 from gangrun.agent.ranks.logs import RankLogs
-from gangrun.agent.ranks.observe import new_children, reading, take_stacks
+from gangrun.agent.ranks.observe import LossReports, look_at, memory_bytes, new_children, reading, take_stacks
+from gangrun.agent.ranks.standby import Child, Standbys, WarmRank
 from gangrun.agent.ranks.stop import (
     POLL_S,
     OwnProcesses,
     StopLadder,
     ask_to_save,
+    build_locks,
     describe,
     free_port,
     has_saved,
     job_of,
 )
 from gangrun.core.events import StacksTaken
+from gangrun.core.recovery.standing import SUSPECT_S, NodeStands, without_repeated_places
+from gangrun.node.boot_standby import IMPORTS_FILE
+from gangrun.node.place_page import PlacePage, now_ns
 from gangrun.node.processes import Proc, kill, kill_until_none, read_proc
 from gangrun.wire.messages import AskSave, Launch, LiveRank, Prepare, RankSample, SaveAnswer, Stacks, Stop
 from gangrun.wire.progress import ProgressPage, StepRequest
 
+MEMORY_EVERY_S = 5.0  # who held how much is told of a rank that the kernel kills for memory
 SLATE_WITHIN_S = 5.0
+LOOKS_CLOSELY_COUNT, LOOKS_EVERY_COUNT = 120, 10
 LOGS_CLOSE_WITHIN_S = 2.0  # between two attempts, when the agent has to beat
 LOGS_CLOSE_AT_END_S = 3.0  # whoever owns the run kills what is left of it 5 s after its end is known
 ENDED_WITHIN_S = 1.0
@@ -76,13 +86,36 @@ class _Gang:
         )  # fmt: skip
         self.oom = OomCounter()
         self.ranks: dict[int, WatchedRank] = {}
+        self.losses: dict[int, LossReports] = {}
+        self.memory_at, self.memory = 0.0, dict[int, int]()  # when it was looked at, and bytes by rank
         self.seen: dict[int, Proc] = {}  # children that ranks were seen to have, by pid
+        self.locks: dict[str, tuple[int, int]] = {}  # of builds, that ranks were seen to hold
+        self.looks_count = 0
         self.orphan_pids: set[int] = set()  # what the warden had just inherited when a rank died
+        self.wanted: dict[int, WarmRank] = {}  # standbys, by local rank
         self.stopped_at = math.inf  # from then on ranks fall because of us
+        self._standing: set[int] = set()  # ranks whose flight recorder was asked for since they stand
+
+    def ask_dumps(self, standing: set[int]) -> None:
+        """Have each rank's sampler write its flight recorder once while it stands: before anything ends it."""
+        for rank in self._standing - standing:  # it moves again: that dump says nothing of a later hang
+            Path(f"{self.files.of(rank).place}.dump").unlink(missing_ok=True)
+        for rank in standing - self._standing:
+            page = self.ranks[rank].place
+            if page is not None:
+                page.ask_dump()
+        self._standing = standing
 
     def alive(self) -> list[WatchedRank]:
         """Those whose process has not ended."""
         return [rank for rank in self.ranks.values() if not rank.ended.is_set()]
+
+    def look_for_locks(self) -> None:
+        """Native code is built before the first step, which not every rank tells: later on looks are seldom."""
+        self.looks_count += 1
+        builds = any(rank.slot.read().step < 0 and self.logs.step(rank.rank) < 0 for rank in self.alive())
+        if builds and (self.looks_count <= LOOKS_CLOSELY_COUNT or self.looks_count % LOOKS_EVERY_COUNT == 0):
+            self.locks |= build_locks([*(rank.proc.pid for rank in self.alive()), *self.seen])
 
 
 class RankGang:
@@ -96,8 +129,16 @@ class RankGang:
         self._spec = spec
         self._now = now
         self._people = people
-        self._family = OwnProcesses(tag_prefix(spec.run, spec.node), job_of(spec.inherited), spec.warden_pid, spared)
+        self._standbys = Standbys(spec.node, self._spawn, now, people.say)
+        self._family = OwnProcesses(
+            tag_prefix(spec.run, spec.node),
+            job_of(spec.inherited),
+            spec.warden_pid,
+            spared,
+            lambda: self._standbys.pids,
+        )
         self._gang: _Gang | None = None  # of the newest attempt, also once it has ended: its slots may still be asked
+        self._stands = NodeStands()
         self._ladder: StopLadder | None = None
         self._ports_used: deque[int] = deque(maxlen=64)
         self._facts: deque[facts.Fact] = deque()
@@ -134,6 +175,7 @@ class RankGang:
         assert threading.current_thread() is threading.main_thread(), "ranks would die with the thread that forked them"
         assert self._gang is None or not self._gang.alive(), "the ranks of an earlier attempt are alive"
         self._forget()
+        self._stands.begin()
         spec = self._spec
         try:
             gang = self._gang = _Gang(spec, order, self._now, self._people)
@@ -156,6 +198,8 @@ class RankGang:
                 self._now,
                 lambda how: self._tell(facts.RankEnded(gang.attempt, how)),
                 lambda: gang.orphan_pids.update(new_children(spec.warden_pid, {}) if spec.warden_pid else ()),
+                gang.losses[started.rank].anomalies,
+                lambda: memory_words(gang.memory, self._now() - gang.memory_at),
             )
         return tuple(rank.live for rank in gang.ranks.values())
 
@@ -168,24 +212,17 @@ class RankGang:
         spec, rank = self._spec, place.rank
         files = gang.files.of(rank)
         slot = ProgressPage(str(files.slot), rank)
+        page = PlacePage(str(files.place), create=True) if place.is_sampled else None
         environment = rank_environment(place, files, os.getpid())
         debugged = spec.terminal if rank == spec.debug_rank else ""
         # without O_NOCTTY an agent, which leads a session, would get its Ctrl-C
         terminal = os.open(debugged, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC) if debugged else None
-        # inherited: until node/boot.py is ready these signals would kill it
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
         try:
-            child = subprocess.Popen(
-                place.argv,
-                env=environment,
-                cwd=spec.working_directory,
-                stdin=subprocess.DEVNULL if terminal is None else terminal,
-                stdout=subprocess.PIPE if terminal is None else terminal,
-                stderr=subprocess.PIPE if terminal is None else terminal,
-                start_new_session=True,
-            )
+            argv = place.argv
+            child = None if debugged else self._from_standby(place.local_rank, argv, environment)
+            if child is None:
+                child = self._spawn(argv, environment, terminal=terminal)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             if terminal is not None:
                 os.close(terminal)
         proc = read_proc(child.pid)
@@ -196,7 +233,40 @@ class RankGang:
             child.stderr.close()
         else:
             gang.logs.say(f"rank {rank} is debugged: what it prints went to {debugged} and is not here")
-        gang.ranks[rank] = WatchedRank(rank, spec.node, child, proc, slot, files, spec.through_boot)
+        gang.losses[rank] = LossReports(rank, slot, gang.logs)
+        gang.ranks[rank] = WatchedRank(rank, spec.node, child, proc, slot, files, spec.through_boot, page)
+        if IMPORTS_FILE in environment and not debugged:
+            tag = f"{tag_prefix(spec.run, spec.node)}standby:{place.local_rank}"
+            gang.wanted[place.local_rank] = WarmRank(argv, environment, files.imports, tag)
+
+    def _from_standby(self, local_rank: int, argv: list[str], environment: Mapping[str, str]) -> Child | None:
+        os.stat(self._spec.working_directory)  # a cold start would fail without it
+        return self._standbys.take(local_rank, argv, environment, self._spec.working_directory)
+
+    def _spawn(
+        self, argv: list[str], environment: Mapping[str, str], fds: tuple[int, ...] = (), terminal: int | None = None
+    ) -> Child:
+        # inherited: until node/boot.py is ready these signals would kill it
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+        try:
+            return subprocess.Popen(
+                argv,
+                env=environment,
+                cwd=self._spec.working_directory,
+                stdin=subprocess.DEVNULL if terminal is None else terminal,
+                stdout=subprocess.PIPE if terminal is None else terminal,
+                stderr=subprocess.PIPE if terminal is None else terminal,
+                start_new_session=True,
+                pass_fds=fds,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def tend_standbys(self, may: bool) -> None:
+        """Once a second; from the main thread only. ``may``: the lease holds, and no stop is under way."""
+        gang = self._gang
+        train = may and self._spec.is_warm and gang is not None and len(gang.alive()) == len(gang.ranks)
+        self._standbys.tend(gang.wanted if train and gang is not None and self._ladder is None else {})
 
     def _undo(self, gang: _Gang) -> None:
         """A launch failed half way: none of its ranks may be left."""
@@ -214,8 +284,10 @@ class RankGang:
         if gang is None:
             return True
         for rank in gang.ranks.values():
-            if rank.ended.wait(ENDED_WITHIN_S):  # until then its watcher may still read the slot
+            if rank.told.wait(ENDED_WITHIN_S):  # until then its watcher may still read the slot
                 rank.slot.close()
+                if rank.place is not None:
+                    rank.place.close()
         written = gang.logs.close(within_s)
         gang.files.remove()
         return written
@@ -232,12 +304,24 @@ class RankGang:
         if gang is None:
             return ()
         wrapped = not self._spec.through_boot
+        if self._now() - gang.memory_at >= MEMORY_EVERY_S:
+            gang.memory_at = self._now()
+            gang.memory = {rank.rank: memory_bytes(rank.proc.pid) for rank in gang.alive()}
         for rank in gang.alive():
             gang.seen |= new_children(rank.proc.pid, gang.seen)
-        return tuple(
-            reading(n, rank.proc.pid, rank.slot.read(), gang.logs, wrapped=wrapped)
+        gang.look_for_locks()
+        taken = {
+            n: reading(n, rank.proc.pid, rank.slot.read(), gang.logs, gang.losses[n].anomalies(), wrapped=wrapped)
             for n, rank in gang.ranks.items()
             if not rank.ended.is_set()
+        }
+        now = now_ns()
+        looks = {n: look for n, sample in taken.items() if (look := look_at(gang.ranks[n], sample, now)) is not None}
+        stands = without_repeated_places(self._stands.look(looks, now / 1e9))
+        gang.ask_dumps({n for n, stand in stands.items() if stand.stood_s >= SUSPECT_S})
+        return tuple(
+            msgspec.structs.replace(sample, is_sampled=True, stand=stands.get(n)) if n in looks else sample
+            for n, sample in taken.items()
         )
 
     def take_stacks(self, command: Stacks, within_s: float) -> None:
@@ -287,11 +371,13 @@ class RankGang:
         orphan_pids = tuple(gang.orphan_pids) if gang else ()
         ladder = self._ladder = StopLadder(
             ranks, self._family, known, self._now, orphan_pids, self._spec.save_signal,
-            commits_are_seen=self._spec.checkpoint.looks_every_s > 0,
+            commits_are_seen=self._spec.checkpoint.looks_every_s > 0, locks=gang.locks if gang else {},
         )  # fmt: skip
 
         def stop() -> None:
             leftovers = ladder.run(command)
+            for path in ladder.unlocked:
+                self._people.say(f"removed {path}: the rank that was building native code there is dead")
             until = self._now() + READ_WITHIN_S
             for rank in ranks:  # how they ended is evidence, and must not come after the word that all did
                 rank.told.wait(max(0.0, until - self._now()) if rank.ended.is_set() else 0.0)
@@ -319,6 +405,7 @@ class RankGang:
 
     def kill_now(self) -> None:
         """SIGKILL to every rank, without asking; the rest is ``stop``'s."""
+        self._standbys.close()
         if self._gang is not None:
             self._gang.stopped_at = min(self._gang.stopped_at, self._now())
             for rank in self._gang.alive():
@@ -326,6 +413,7 @@ class RankGang:
 
     def close(self) -> bool:
         """Let go of files and threads; the ranks must have ended. False: not all that they printed is in the logs."""
+        self._standbys.close()
         return self._forget(LOGS_CLOSE_AT_END_S)
 
 

@@ -15,8 +15,10 @@ Every line of every rank passes here, so most are dismissed by three searches fo
 from __future__ import annotations
 
 import re
+from collections import deque
 
 GROWN_COUNT = 3
+LOSSES_MAX_COUNT = 4096
 LINE_MAX_BYTES = 400  # what stands farther on is neither step nor loss
 _has_loss, _has_counter = re.compile(rb"oss").search, re.compile(rb"te[pr]").search  # twice as fast as ``in``
 _OF_A_BAR, _OF_A_RICH_BAR = ord("<"), 0xE2  # between the time it took and the time left
@@ -43,10 +45,11 @@ _SUMMARY = b"train_runtime"  # in the Trainer's last line, where the loss is a m
 class _Counted:
     """A number that grows from line to line."""
 
-    __slots__ = ("grown_count", "total", "value", "widest")
+    __slots__ = ("first", "grown_count", "total", "value", "widest")
 
     def __init__(self) -> None:
         self.value, self.total, self.grown_count = -1, -1, 0
+        self.first = -1  # above 0, which a bar that is to be resumed shows too
         self.widest = 0  # how far apart two values were at most
 
     def take(self, line: bytes, start: int, done: int, total: int) -> bool:
@@ -58,6 +61,7 @@ class _Counted:
         if value > self.value:
             self.widest = max(self.widest, value - self.value) if self.grown_count else 0
             self.value = value
+            self.first = value if self.first <= 0 else self.first
             self.grown_count += 1
             epochs = int(epoch[2] or 0) + 1 if epoch else 1
             self.total = total * epochs if total and (epoch is None or epochs > 1) else -1
@@ -67,11 +71,12 @@ class _Counted:
 class LogSteps:
     """What one rank has printed of its steps in this attempt."""
 
-    __slots__ = ("_bar", "_counter", "loss")
+    __slots__ = ("_bar", "_counter", "loss", "losses")
 
     def __init__(self) -> None:
         self._counter, self._bar = _Counted(), _Counted()
         self.loss: float | None = None  # the newest that it printed
+        self.losses: deque[tuple[int, float]] = deque(maxlen=LOSSES_MAX_COUNT)  # (step, loss), to be taken
 
     def read(self, line: bytes) -> None:
         """One line, without its newline."""
@@ -101,6 +106,7 @@ class LogSteps:
         if alone and (not found[1].strip() or _NO_TRAINING.search(line, 0, at) or _SUMMARY in line):
             return
         self.loss = float(found[2])
+        self.losses.append((self.step, self.loss))
 
     @property
     def _believed(self) -> _Counted | None:
@@ -111,6 +117,11 @@ class LogSteps:
     def step(self) -> int:
         """The highest step that is believed; -1: none."""
         return self._believed.value if self._believed else -1
+
+    @property
+    def first(self) -> int:
+        """The first step above 0 that a counter told; -1: none. A bar may be of what comes before the training."""
+        return self._counter.first if self._believed is self._counter else -1
 
     @property
     def reach(self) -> int:

@@ -213,6 +213,11 @@ class RankLogs:
         output = self._ranks.get(rank)
         return output.steps.step if output else -1
 
+    def first_step(self, rank: int) -> int:
+        """The first step that the rank has printed; -1: none."""
+        output = self._ranks.get(rank)
+        return output.steps.first if output else -1
+
     def reach(self, rank: int) -> int:
         """The highest step that the rank may have done, as its lines go; -1: it printed none."""
         output = self._ranks.get(rank)
@@ -222,6 +227,13 @@ class RankLogs:
         """The newest loss that the rank has printed."""
         output = self._ranks.get(rank)
         return output.steps.loss if output else None
+
+    def take_losses(self, rank: int) -> list[tuple[int, float]]:
+        """(step, loss) of each loss that the rank printed since this was last asked; step -1: none was beside it."""
+        output, taken = self._ranks.get(rank), []
+        while output and output.steps.losses:
+            taken.append(output.steps.losses.popleft())
+        return taken
 
     def total_steps(self, rank: int) -> int:
         """How many steps it has in all, as it prints; -1: it does not."""

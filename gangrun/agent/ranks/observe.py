@@ -10,6 +10,7 @@ speaks. The whole dump goes into the run directory.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -17,19 +18,52 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from gangrun.agent.ranks.exits import WatchedRank
 from gangrun.agent.ranks.logs import RankLogs
-from gangrun.core.model import RankStack
+from gangrun.core.model import Anomaly, Collective, RankStack
+from gangrun.core.recovery import flight_recorder
+from gangrun.core.recovery.loss_rules import LossWatch
+from gangrun.core.recovery.standing import Look
+from gangrun.node import place_page
 from gangrun.node.boot import STACK_SIGNAL_OFFSET
 from gangrun.node.processes import Proc, kill, read_proc
 from gangrun.wire.messages import RankSample
-from gangrun.wire.progress import SlotReading
+from gangrun.wire.progress import ProgressPage, SlotReading
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 TREE_MAX_COUNT = 64
 
 
-def reading(rank: int, pid: int, slot: SlotReading, logs: RankLogs, *, wrapped: bool) -> RankSample:
+class LossReports:
+    """What one rank says of its loss and gradient norm, read as it comes and put to the rules.
+
+    A heartbeat reads it, and once more the thread that sees the rank's end: a loss in the last second counts too.
+    """
+
+    def __init__(self, rank: int, slot: ProgressPage, logs: RankLogs) -> None:
+        self._rank, self._slot, self._logs = rank, slot, logs
+        self._watch, self._lock = LossWatch(), threading.Lock()
+
+    def anomalies(self) -> tuple[Anomaly, ...]:
+        """Those of the whole attempt, the newest of each kind. What the script reports counts more than its log."""
+        with self._lock:
+            told, printed = self._slot.reports(), self._logs.take_losses(self._rank)
+            if told.missed_step >= 0:
+                self._watch.report(told.missed_step, math.nan, None)
+            for one in told.entries:
+                self._watch.report(one.step, one.loss, one.grad_norm)
+            if not told.count and printed:
+                at_step = self._slot.read().step
+                for step, loss in printed:
+                    self._watch.report(max(step, at_step), loss, None)
+            return self._watch.anomalies
+
+
+def reading(
+    rank: int, pid: int, slot: SlotReading, logs: RankLogs, anomalies: tuple[Anomaly, ...] = (), *, wrapped: bool
+) -> RankSample:
     """One sample, in which what the script reports counts more than what it prints. ``wrapped``: a command of its own
     (a shell, a container), whose children do the work.
     """
@@ -49,10 +83,74 @@ def reading(rank: int, pid: int, slot: SlotReading, logs: RankLogs, *, wrapped: 
         loss=logs.loss(rank) if slot.loss is None else slot.loss,
         pid=pid,
         log_step=logs.step(rank) if slot.step < 0 else -1,
+        log_first_step=logs.first_step(rank) if slot.step < 0 else -1,
         total_steps=slot.total_steps if slot.total_steps > 0 else logs.total_steps(rank),
         grad_norm=slot.grad_norm,
         tokens_count=slot.tokens_count,
+        anomalies=anomalies,
     )
+
+
+HELD_S = 2.0  # a sampler that has seen the main thread leave its call lately says enough
+
+
+def look_at(rank: WatchedRank, sample: RankSample, now_ns: int) -> Look | None:
+    """What the rank's sampler says; None if none runs. If the rank may stand, its children's work counts as its own."""
+    page = rank.place.read() if rank.place is not None else None
+    if rank.place is None or page is None:
+        return None
+    words, place = page
+    at, exact = words[place_page.W_AT], words[place_page.W_EXACT]
+    cpu_s, io_bytes = sample.cpu_s, 0
+    if now_ns - (min(at, exact) if exact else at) > HELD_S * 1e9:
+        if now_ns - at > HELD_S * 1e9 and not _maps(rank.proc.pid, rank.place.path):
+            return None  # the script has replaced itself by another program
+        proc = read_proc(rank.proc.pid)
+        cpu_s = sum(one.cpu_ticks for one in _tree(proc)) / TICKS_PER_S if proc is not None else cpu_s
+        io_bytes = _io_bytes(rank.proc.pid)
+    first, groups_count = place_page.W_COUNTS, words[place_page.W_GROUPS]
+    counts = tuple((words[n], words[n + 1]) for n in range(first, first + 2 * groups_count, 2))
+    return Look(
+        at=at / 1e9,
+        has_exact=bool(words[place_page.W_HAS_EXACT]),
+        key=words[place_page.W_KEY],
+        exact_since=exact / 1e9,
+        sampled_since=words[place_page.W_SAMPLED] / 1e9,
+        circling_since=words[place_page.W_CIRCLING] / 1e9,
+        counted_at=words[place_page.W_COUNTED] / 1e9,
+        timeout_s=words[place_page.W_TIMEOUT] / 1e3,
+        counts=counts,
+        place=place,
+        state=sample.state,
+        cpu_s=cpu_s,
+        io_bytes=io_bytes,
+        told_count=sample.slot_writes_count + (0 if counts else sample.output_bytes),
+    )
+
+
+def _maps(pid: int, path: str) -> bool:
+    try:
+        return path in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return True  # nobody says otherwise
+
+
+def _io_bytes(pid: int) -> int:
+    """That it has read and written, files and pipes; 0 where we may not see it."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+        return sum(int(line.partition(":")[2]) for line in lines if line.startswith(("rchar:", "wchar:")))
+    except (OSError, ValueError):
+        return 0
+
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def memory_bytes(pid: int) -> int:
+    """Resident memory of a process and all below it, such as data loaders' workers; what they share counts in each."""
+    proc = read_proc(pid)
+    return 0 if proc is None else PAGE_BYTES * sum(one.resident_pages for one in _tree(proc))
 
 
 def _children(pid: int) -> list[int]:
@@ -143,7 +241,21 @@ def _stack(subject: WatchedRank, offset: int, keep_in: Path) -> RankStack:
         kept = str(path)
     except OSError:
         kept = ""  # the frame alone must do
-    return RankStack(subject.rank, subject.node, innermost_frame(text) or f"no Python stack: {kernel}", kept)
+    return RankStack(
+        subject.rank, subject.node, innermost_frame(text) or f"no Python stack: {kernel}", kept, _recorded(subject)
+    )
+
+
+def _recorded(subject: WatchedRank) -> tuple[Collective, ...]:
+    """What its flight recorder held when it began to stand; () if it could not write it, or wrote something else."""
+    if subject.place is None or not subject.place.has_dumped:
+        return ()
+    try:
+        told = msgspec.json.decode(Path(f"{subject.place.path}.dump").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return ()
+    entries = told.get("entries") if isinstance(told, dict) else None
+    return flight_recorder.newest(entries) if isinstance(entries, list) else ()
 
 
 def _read_from(path: Path, offset: int) -> str:

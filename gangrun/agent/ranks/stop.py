@@ -20,9 +20,10 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from gangrun.agent.ranks.environment import JOB_ID, TAG
-from gangrun.agent.ranks.exits import WatchedRank
+from gangrun.agent.ranks.exits import WatchedRank, has_told_victim
 from gangrun.node.processes import Proc, descendants, is_alive, kill, kill_until_none, process_table, read_proc
 from gangrun.wire.messages import Stop
 from gangrun.wire.progress import StepRequest
@@ -37,19 +38,30 @@ _MAPPED = re.compile(rb"/dev/shm/((?:torch_\d+_|nccl-)\S+)$", re.MULTILINE)
 class OwnProcesses:
     """Knows which processes of this node are ranks, or come from ranks, of any attempt of this run."""
 
-    def __init__(self, tag_prefix: str, job: str, warden_pid: int, spared: Callable[[], Collection[int]]) -> None:
+    def __init__(
+        self,
+        tag_prefix: str,
+        job: str,
+        warden_pid: int,
+        spared: Callable[[], Collection[int]],
+        standbys: Callable[[], Collection[int]] = tuple,
+    ) -> None:
+        """``spared``: processes that are no ranks. ``standbys``: those that are none yet, with all below them."""
         self._tag_prefix = tag_prefix.encode()
         self._job = job.encode()  # a job that a rank submitted carries our tag too, and must live
         self._warden_pid = warden_pid  # 0: there is none, orphans go to whoever takes them
         self._spared = spared
+        self._standbys = standbys
 
     def find(self, roots: Iterable[Proc]) -> list[Proc]:
         """All live processes of ours, the live ones of ``roots`` included."""
         table = process_table()
+        standbys = self._standbys()  # after the table was read: one that became a rank meanwhile must be found
         live = {p.pid: p for root in roots if (p := table.get(root.pid)) and p.start_ticks == root.start_ticks}
         found = {pid: proc for pid, proc in live.items() if is_alive(proc)}
         found |= {proc.pid: proc for proc in descendants(live, table)}
-        spared = {os.getpid(), *self._spared()}
+        waiting = {proc.pid for proc in descendants(standbys, table)}
+        spared = {os.getpid(), *self._spared(), *standbys, *waiting}
         if self._warden_pid:
             found |= {proc.pid: proc for proc in descendants([self._warden_pid], table, spared)}
         tagged = [p for p in table.values() if p.pid not in found and p.pid not in spared and self._is_tagged(p)]
@@ -136,6 +148,50 @@ def remove_segments(dead_pids: Collection[int], seen: Collection[str]) -> list[s
     return left
 
 
+def build_locks(pids: Iterable[int]) -> dict[str, tuple[int, int]]:
+    """Locks of torch's builds of native code that these processes hold, with device and inode. A process that is killed
+    leaves its lock, and every later start would wait for it for ever.
+    """
+    found = {}
+    for pid in pids:
+        try:
+            links = [Path(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        except OSError:
+            continue
+        for link in links:
+            try:
+                path = os.readlink(link)
+                if not path.endswith("/lock") or not _is_of_a_build(pid, path):
+                    continue
+                status = link.stat()
+            except OSError:
+                continue
+            found[path] = status.st_dev, status.st_ino
+    return found
+
+
+def _is_of_a_build(pid: int, path: str) -> bool:
+    if "/torch_extensions/" in path:
+        return True
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    place = next((one.partition(b"=")[2] for one in variables if one.startswith(b"TORCH_EXTENSIONS_DIR=")), b"")
+    return bool(place) and os.fsencode(path).startswith(place.rstrip(b"/") + b"/")
+
+
+def remove_build_locks(locks: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
+    """Unlink those whose holders, all of them ours, are dead; which ones."""
+    removed = []
+    for path, identity in locks.items():
+        try:
+            status = os.stat(path)
+            if (status.st_dev, status.st_ino) == identity:  # else it was released, and perhaps somebody else builds now
+                os.unlink(path)
+                removed.append(path)
+        except OSError:
+            continue
+    return tuple(removed)
+
+
 def ephemeral_range() -> tuple[int, int]:
     """The ports that the kernel gives out by itself."""
     try:
@@ -213,6 +269,7 @@ def _trains_on(target: WatchedRank, generation: int) -> bool:
 
 
 POLL_S = 0.01
+LAST_LINES_S = 0.03  # from a rank's report to the last line of its traceback
 KILL_WITHIN_S = 5.0
 CLEAN_WITHIN_S = 1.0  # for Python's own tracker of shared memory, once all else is dead
 TORCH_CLEAN_WITHIN_S = 3.0  # for torch's, where it alone knows of what is left: it waits two seconds before it cleans
@@ -230,9 +287,11 @@ class StopLadder:
         orphan_pids: Iterable[int] = (),
         save_signal: int = 0,
         commits_are_seen: bool = True,
+        locks: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
         """``known``: processes that were seen to come from the ranks, dead or alive. ``orphan_pids``: some that may
         have; they are not killed for that, but what they left in shared memory goes once they are dead.
+        ``locks``: of builds, as ``build_locks`` found them in processes that may be dead now.
         ``commits_are_seen``: ``saved`` is called once the checkpoint that ranks were told to save is whole.
         """
         self._orphan_pids = frozenset(orphan_pids)
@@ -246,6 +305,8 @@ class StopLadder:
         self._pause = threading.Event()
         self._came_from_ranks: dict[int, Proc] = {proc.pid: proc for proc in known}
         self._segments: set[str] = set()
+        self._locks = dict(locks)
+        self.unlocked: tuple[str, ...] = ()  # once all are dead: locks of theirs that were removed
 
     def hurry(self) -> None:
         """No more grace."""
@@ -265,23 +326,35 @@ class StopLadder:
         alive = [target for target in self._targets if not target.ended.is_set()]
         if alive and not self._hurried.is_set():
             self._look()
-            self._terminate(alive, command.grace_s)
+            self._terminate(alive, self._grace_s(command))
         return self._kill_all()
 
+    def _grace_s(self, command: Stop) -> float:
+        """A handler of a rank whose peer is gone waits for it in vain, unless it is there to save."""
+        if command.peer_gone_grace_s is None or self._save_signal:
+            return command.grace_s
+        saves = any(target.slot.read().saves_on_stop for target in self._targets)
+        return command.grace_s if saves else min(command.grace_s, command.peer_gone_grace_s)
+
     def _settle(self, within_s: float) -> None:
-        """Let ranks that fail by themselves at this moment do so; any hurry cuts it short."""
+        """Let ranks that fail by themselves at this moment do so; any hurry cuts it short.
+
+        A victim that has written its error down has said all that it can: its interpreter may need long to wind up.
+        """
         until = self._now() + within_s
-        while self._now() < until and not self._saved.is_set():
-            alive = next((target for target in self._targets if not target.ended.is_set()), None)
-            if alive is None:
-                return
-            alive.ended.wait(POLL_S)
+        waiting = list(self._targets)
+        while waiting and self._now() < until and not self._saved.is_set():
+            waiting[0].ended.wait(POLL_S)
+            waiting = [target for target in waiting if not target.ended.is_set() and not has_told_victim(target.files)]
+        if within_s and any(not one.ended.is_set() and has_told_victim(one.files) for one in self._targets):
+            self._saved.wait(LAST_LINES_S)
 
     def _look(self) -> None:
         """Remember what is ours while it lives: pids and shared memory are harder to prove afterwards."""
         found = self._family.find(target.proc for target in self._targets)
         self._came_from_ranks |= {proc.pid: proc for proc in found}
         self._segments |= mapped_segments(found)
+        self._locks |= build_locks(proc.pid for proc in found)
 
     def _let_save(self, command: Stop) -> None:
         """StepRequest as the script wants to be asked; wait for those that can hear it."""
@@ -346,6 +419,7 @@ class StopLadder:
         for target in self._targets:
             target.ended.wait(KILL_WITHIN_S if not left else 0)
         dead = self._pids() - {proc.pid for proc in left}
+        self.unlocked = remove_build_locks(self._locks) if not left else ()
         return (*describe(left), *remove_segments(dead, self._segments if not left else ()))
 
     def _let_clean(self) -> None:

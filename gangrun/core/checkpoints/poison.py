@@ -203,6 +203,8 @@ def set_aside(state: RunState) -> SavedProgress:
 
 def told(condemned: Poisoned) -> str:
     """Why, with the newest failure."""
+    if not condemned.signature:  # of no single checkpoint: all from there on
+        return f"every checkpoint from step {condemned.step} on counts as spoilt ({condemned.failed})"
     return f"{step_words(condemned.step)} counts as poisoned ({condemned.why}: {condemned.failed})"
 
 

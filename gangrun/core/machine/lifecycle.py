@@ -37,6 +37,7 @@ from gangrun.core.checkpoints import flush_to_disk
 from gangrun.core.machine import node_events, running, starting, stopping, succession, waiting
 from gangrun.core.machine.transitions import WHY, ignored, refused, stay, with_deadline, without_deadline
 from gangrun.core.model import TERMINAL, Outcome, Phase, RunState
+from gangrun.core.nodes import planned_replacement
 from gangrun.core.policy import Policy
 from gangrun.core.versions import with_entries
 
@@ -120,6 +121,7 @@ _EVERYWHERE: Row = {
     e.StepBrought: On(flush_to_disk.brought),
     e.FlushDue: Late("no rank trains on"),
     e.SaveRequested: Refusal("no rank trains now"),
+    e.DrainRequested: On(planned_replacement.drain_requested),
     e.SaveAnswered: Late("no rank trains on"),
     e.CancelRequested: On(stopping.cancel_requested, (Phase.WAITING, Phase.CANCELLED)),
     e.Notice: On(stopping.notice, _ENDS),
@@ -130,6 +132,7 @@ _EVERYWHERE: Row = {
 }
 _OF_RANKS = (
     *(e.RankExited, e.RankFinished, e.FirstStepSeen, e.ProgressMarked, e.ProgressStalled, e.StacksTaken),
+    e.AnomalySeen,
     *(e.GangStarted, e.GangStartFailed, e.GangStopped, e.StopTimedOut),
 )
 _NO_RANKS: Row = {kind: Refusal("no rank of this attempt was started") for kind in _OF_RANKS}
@@ -182,6 +185,7 @@ TABLE: Mapping[Phase, Row] = {
         e.RankFinished: On(running.rank_finished, _STOPS),
         e.FirstStepSeen: On(running.first_step, _STOPS),
         e.ProgressMarked: On(running.progress),
+        e.AnomalySeen: On(running.anomaly_seen),
         e.ProgressStalled: Late("ranks are still starting"),
         e.StacksTaken: Late("nobody asked for stacks in this attempt"),
         e.CancelRequested: On(stopping.cancel_requested, (Phase.WAITING, Phase.STOPPING, Phase.CANCELLED)),
@@ -206,6 +210,7 @@ TABLE: Mapping[Phase, Row] = {
         e.SaveRequested: On(running.save_requested),
         e.SaveAnswered: On(running.save_answered),
         e.ProgressMarked: On(running.progress),
+        e.AnomalySeen: On(running.anomaly_seen, _STOPS),
         e.ProgressStalled: On(running.stalled),
         e.StacksTaken: On(running.stacks_taken, _STOPS),
         e.CheckpointSeen: On(running.checkpoint_reached, _STOPS),
@@ -221,6 +226,7 @@ TABLE: Mapping[Phase, Row] = {
         e.RankExited: On(running.rank_exited),
         e.RankFinished: On(running.rank_finished),
         e.ProgressMarked: On(running.progress),
+        e.AnomalySeen: On(running.anomaly_seen),
         e.StacksTaken: On(running.stacks_taken),
         e.CheckpointSeen: On(stopping.checkpoint_seen),
         e.GangStopped: On(stopping.gang_stopped, (*_TAKEN, Phase.SUCCEEDED)),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gangrun.core import events
-from gangrun.core.actions import Decision, ProbeNode
+from gangrun.core.actions import Decision, ProbeNode, SaveGang
 from gangrun.core.machine import starting, waiting
 from gangrun.core.machine.transitions import ignored, may_hold_ranks, stay, stop_all, stop_or_note, with_evidence
 from gangrun.core.model import After, Evidence, NodeFinding, Phase, RunState, traits_of
@@ -46,7 +46,7 @@ def joined(state: RunState, event: events.AgentJoined | events.AgentRejoined, no
             if before is not None and before.boot_id == event.boot_id and now - since < policy.timing.fence_after_s:
                 # The node never was away: nobody spoke there until the agent had a successor.
                 died = replace(died, silent={name: at for name, at in evidence.silent.items() if name != event.node})
-            return stop_or_note(state, now, policy, f"{reason}; its ranks died with it", died)
+            return stop_or_note(state, now, policy, f"{reason}; its ranks died with it", died, peer_gone=True)
         reason += "; it held no ranks" if state.phase in _GANG_UP else ""
     match state.phase:
         case Phase.PENDING:
@@ -108,7 +108,7 @@ def lost(state: RunState, event: events.NodeLost, now: float, policy: Policy) ->
     reason = f"{event.node} is lost: {event.why}"
     if holds:  # in STOPPING: that its ranks are gone is for ``GangStopped`` to prove
         evidence = replace(state.attempt.evidence, silent={**state.attempt.evidence.silent, event.node: event.since})
-        return stop_or_note(state, now, policy, reason, evidence)
+        return stop_or_note(state, now, policy, reason, evidence, peer_gone=True)
     if state.phase is Phase.CHECKING:
         return starting.when_checked(state, now, policy, reason)
     return stay(state, f"{reason}; it holds no ranks" if state.phase in _GANG_UP else reason)
@@ -144,7 +144,7 @@ def finding(state: RunState, event: events.FindingRaised, now: float, policy: Po
         return _ride_out(state, found, sentence, now, policy)
     if policy.observe and state.phase not in _GANG_UP:
         return stay(state, f"{sentence}; observing only, so {found.node} is used all the same")
-    if not _holds_ranks(state, found.node):
+    if not _holds_ranks(state, found.node) or not roster.in_use(state, found):
         state = roster.found_bad(state, found)
         if state.phase is Phase.CHECKING:
             return starting.when_checked(state, now, policy, sentence)
@@ -155,8 +155,8 @@ def finding(state: RunState, event: events.FindingRaised, now: float, policy: Po
     evidence = replace(state.attempt.evidence, findings=(*state.attempt.evidence.findings, found))
     if policy.observe and state.phase is Phase.RUNNING:
         return stay(state, sentence) if known else observed(state, evidence, sentence, now, policy)
-    if state.phase is Phase.STARTING:  # it is weighed again before the next attempt
-        state = roster.found_bad(state, found)
+    if state.phase is Phase.STARTING or state.underway.after in {After.AGAIN, After.MOVE}:
+        state = roster.found_bad(state, found)  # nobody judges before the next attempt, and then it is weighed again
     if state.phase is not Phase.RUNNING:
         return stop_or_note(state, now, policy, sentence, evidence)
     save = can_save(found)
@@ -172,6 +172,9 @@ def _ride_out(state: RunState, found: NodeFinding, sentence: str, now: float, po
         evidence = replace(evidence, findings=kept)
     told = with_evidence(planned_replacement.noted(state, found, now, policy), evidence)
     what = planned_replacement.foreseen(told, found.node, now, policy) if state.phase is Phase.RUNNING else ""
+    if planned_replacement.is_new(state, told, found.node, now, policy):
+        save = SaveGang(state.attempt.number, "")
+        return stay(told, f"{sentence}{what}, which all ranks are asked for now", save, loud=True)
     return stay(told, f"{sentence}{what}", loud=bool(what))
 
 

@@ -8,10 +8,11 @@ events are evidence and nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gangrun.core.actions import Decision, SaveGang, TakeStacks
 from gangrun.core.events import (
+    AnomalySeen,
     CheckpointSeen,
     DeadlinePassed,
     FirstStepSeen,
@@ -23,9 +24,9 @@ from gangrun.core.events import (
     SaveRequested,
     StacksTaken,
 )
+from gangrun.core.machine.completion import completion, crashed_after_its_end, with_last_figures
 from gangrun.core.machine.node_events import observed
 from gangrun.core.machine.transitions import (
-    WHY,
     at_log_step,
     at_step,
     ignored,
@@ -38,17 +39,18 @@ from gangrun.core.machine.transitions import (
     with_evidence,
     without_deadline,
 )
-from gangrun.core.model import After, Evidence, Hang, Phase, RankExit, RunState
+from gangrun.core.model import After, Evidence, Hang, OnAnomaly, Phase, RankExit, RunState
 from gangrun.core.nodes import planned_replacement
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import blame_hang, budget, error_rules, move
+from gangrun.core.recovery import anomalies, blame_hang, budget, error_rules, move
 from gangrun.core.recovery.blame import is_victim
-from gangrun.core.text import all_of, known_step, listed, one_line, step_words
+from gangrun.core.text import counted, known_step, listed, one_line, step_words
 
 NOT_LAUNCHED = "no rank has been launched yet"
 TEXTS_MAX_COUNT = 32  # so many ranks of one failure have their text in the journal
 TEXTS_LOOKED_MAX_COUNT = 4 * TEXTS_MAX_COUNT
 MESSAGE_MAX_CHARS = 200
+DOUBT_S = 2.0  # a signal reaches ranks before the supervisor hears that a node was told to end
 ROWS_MAX_COUNT = 64  # that ranks showed which we stopped: thousands may each write something else
 
 
@@ -109,14 +111,22 @@ def rank_exited(state: RunState, event: RankExited, now: float, policy: Policy) 
         return refused(state, NOT_LAUNCHED)
     if any(other.rank == died.rank for other in state.attempt.evidence.exits):
         return ignored(state, f"rank {died.rank} is already known to have ended")
-    state = at_log_step(at_step(state, died.step), died.log_step)
+    if crashed_after_its_end(state, died, policy):
+        told = died.log_reach, died.log_step, died.total_steps, died.loss
+        ended = RankFinished(event.attempt, died.rank, died.node, died.at, died.step, *told, died.anomalies)
+        crashed_count = state.attempt.crashed_count + 1
+        return rank_finished(
+            replace(state, attempt=replace(state.attempt, crashed_count=crashed_count)), ended, now, policy
+        )
+    state = with_last_figures(state, died.rank, died.step, died.log_step, died.total_steps, died.loss)
+    state = anomalies.with_last_words(state, died.rank, died.node, died.anomalies, died.at)
     when = " while ranks were starting" if state.phase is Phase.STARTING else ""
     reason = f"rank {died.rank} on {died.node} ended{when} ({how_it_ended(died)})"
     if died.by_us and state.phase is Phase.STOPPING:
         return stay(_with_stopped(state, died), reason)
     evidence = replace(state.attempt.evidence, exits=(*state.attempt.evidence.exits, died))
     since_s = min(max(0.0, now - died.fell_at), policy.settle_s)
-    return stop_or_note(state, now, policy, reason, evidence, policy.settle_s - since_s)
+    return stop_or_note(state, now, policy, reason, evidence, policy.settle_s - since_s, peer_gone=True)
 
 
 def _with_stopped(state: RunState, died: RankExit) -> RunState:
@@ -131,43 +141,6 @@ def _with_stopped(state: RunState, died: RankExit) -> RunState:
     return replace(state, attempt=replace(attempt, stopped=attempt.stopped.added(died.rank)))
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """Whether it is the end, and the sentence that says why."""
-
-    finished: bool
-    sentence: str
-
-
-def completion(state: RunState, policy: Policy) -> Completion:
-    """Of a run whose ranks all ended with 0, which the exit code does not prove: Lightning, Megatron, NeMo and the
-    Trainer's save on a signal leave with 0 when they are asked to stop. So the step is compared with the goal: the step
-    that ranks reported or resumed from; else how far they may have come by the lines that they printed. Where nobody
-    knows the goal, 0 is taken for the end, but not while a scheduler is being asked why it told a node to end.
-    """
-    attempt, goal = state.attempt, policy.total_steps
-    assert attempt.placement is not None
-    resumed = known_step(attempt.resume.step) if attempt.resume else -1
-    saved = known_step(state.checkpoints.disk_step)
-    ended = f"{all_of(attempt.placement.world_size, 'rank')} ended with exit code 0"
-    finished = f"{all_of(attempt.placement.world_size, 'rank')} finished"
-    if not goal:
-        if WHY in state.timers.deadlines:
-            why = "just after a node was told to end; how many steps the run has is not known (--total-steps)"
-            return Completion(False, f"{ended} {why}, so it is not taken for finished")
-        return Completion(True, f"{finished}: exit code 0 is taken for the end, as no goal is known (--total-steps)")
-    if max(attempt.step, resumed, saved) >= goal - 1:  # steps may be counted from 0
-        return Completion(True, f"{finished} at step {max(attempt.step, resumed, saved)} of {goal}")
-    if attempt.step >= 0:
-        return Completion(False, f"{ended} at step {attempt.step} of {goal}, so the run is not finished")
-    if attempt.reach >= 0:  # what is printed may count from 1 in each attempt
-        reach = attempt.reach + max(0, resumed)
-        if reach < goal - 1:
-            return Completion(False, f"{ended} at step {reach} of {goal} at most (from the log), so the run goes on")
-        return Completion(True, f"{finished}; their log does not contradict {goal} steps")
-    return Completion(True, f"{finished}: exit code 0 is taken for the end, as no step was seen to compare with {goal}")
-
-
 def rank_finished(state: RunState, event: RankFinished, now: float, policy: Policy) -> Decision:
     """The last rank ends the run if its goal is reached. After an early one the hang watch goes on, since a last save
     may take long.
@@ -176,7 +149,8 @@ def rank_finished(state: RunState, event: RankFinished, now: float, policy: Poli
     """
     if not may_hold_ranks(state):
         return refused(state, NOT_LAUNCHED)
-    state = at_step(state, event.step)
+    state = with_last_figures(state, event.rank, event.step, event.log_step, event.total_steps, event.loss)
+    state = anomalies.with_last_words(state, event.rank, event.node, event.anomalies, event.at)
     if event.log_reach > state.attempt.reach:
         state = replace(state, attempt=replace(state.attempt, reach=event.log_reach))
     finished = state.attempt.finished.added(event.rank)
@@ -190,11 +164,10 @@ def rank_finished(state: RunState, event: RankFinished, now: float, policy: Poli
     world_size = state.attempt.placement.world_size
     if len(finished) >= world_size:
         state = replace(state, attempt=replace(state.attempt, finished=finished))
-        end = completion(state, policy)
-        if end.finished:
-            return stop_all(state, now, policy, After.SUCCEED, end.sentence)
-        evidence = replace(state.attempt.evidence, unfinished=end.sentence)
-        return stop_all(state, now, policy, After.JUDGE, end.sentence, evidence)
+        if state.phase is Phase.RUNNING and completion(state, policy).doubtful:
+            state = with_deadline(state, "doubt", now + DOUBT_S)
+            return stay(state, f"rank {event.rank} finished as the last one; listening whether a node was told to end")
+        return all_finished(state, now, policy)
     if state.phase is Phase.RUNNING and "finish" not in state.timers.deadlines:
         state = with_deadline(state, "finish", now + policy.finish_grace_s)
     return stay(
@@ -204,9 +177,21 @@ def rank_finished(state: RunState, event: RankFinished, now: float, policy: Poli
     )
 
 
+def all_finished(state: RunState, now: float, policy: Policy) -> Decision:
+    """The end of the run, if that can be."""
+    end = completion(state, policy)
+    if end.finished:
+        return stop_all(state, now, policy, After.SUCCEED, end.sentence)
+    evidence = replace(state.attempt.evidence, unfinished=end.sentence)
+    return stop_all(state, now, policy, After.JUDGE, end.sentence, evidence)
+
+
 def deadline(state: RunState, event: DeadlinePassed, now: float, policy: Policy) -> Decision:
-    """RUNNING has two timers: stacks that do not come, and ranks that finish long before the others."""
-    return (stacks_deadline if event.name == "stacks" else finish_deadline)(state, now, policy)
+    """RUNNING has three timers: stacks that do not come, ranks that finish long before the others, and all ranks that
+    finished before the script's own goal.
+    """
+    handlers = {"stacks": stacks_deadline, "doubt": all_finished}
+    return handlers.get(event.name, finish_deadline)(state, now, policy)
 
 
 def finish_deadline(state: RunState, now: float, policy: Policy) -> Decision:
@@ -225,15 +210,22 @@ def first_step(state: RunState, event: FirstStepSeen, now: float, policy: Policy
     if not may_hold_ranks(state):
         return refused(state, NOT_LAUNCHED)
     resumed = known_step(state.attempt.resume.step) if state.attempt.resume else -1
+    counts_all = not event.printed or 0 < event.total_steps == policy.total_steps  # else perhaps this attempt's only
+    if event.step < resumed and not counts_all:
+        words = f"the first step printed is {event.step}, but the script was told to resume from step {resumed}"
+        doubt = "it counts anew in each attempt, or it started over; --total-steps lets gangrun tell"
+        return stay(state, f"{words}: {doubt}", loud=True)
     if event.step < resumed:
         first = f"its first step is {event.step}, but it was told to resume from step {resumed}"
         reason = f"the script started over: {first}"
         evidence = replace(state.attempt.evidence, started_over=(event.step, resumed))
         if policy.observe:
             told = observed(state, evidence, reason, now, policy)
-            return replace(told, state=at_step(with_evidence(told.state, state.attempt.evidence), event.step))
+            state = with_evidence(told.state, state.attempt.evidence)
+            return replace(told, state=state if event.printed or event.written else at_step(state, event.step))
         return stop_all(state, now, policy, After.JUDGE, reason, evidence)
-    return stay(at_step(state, event.step), f"first step of attempt {state.attempt.number}: {event.step}")
+    state = state if event.printed or event.written else at_step(state, event.step)
+    return stay(state, f"first step of attempt {state.attempt.number}: {event.step}")
 
 
 def progress(state: RunState, event: ProgressMarked, now: float, policy: Policy) -> Decision:
@@ -242,8 +234,10 @@ def progress(state: RunState, event: ProgressMarked, now: float, policy: Policy)
     """
     if not may_hold_ranks(state):
         return refused(state, NOT_LAUNCHED)
+    if event.total_steps > state.attempt.total_steps:
+        state = replace(state, attempt=replace(state.attempt, total_steps=event.total_steps))
     if event.printed:
-        return stay(at_log_step(state, event.step), f"a rank printed step {event.step}")
+        return stay(at_log_step(state, event.step), f"step {event.step} was printed or written to a file")
     reason, was_told = f"step {event.step}", False
     if state.phase is Phase.RUNNING and state.attempt.evidence.hang is not None and event.step > state.attempt.step:
         was_told = "stacks" not in state.timers.deadlines  # who only observes has said that it hangs
@@ -253,6 +247,24 @@ def progress(state: RunState, event: ProgressMarked, now: float, policy: Policy)
     kept = budget.forget(state.budget, state.checkpoints.observed_step) if passed else state.budget
     state, moved = move.passed(replace(state, budget=kept), now, policy)
     return stay(state, reason + moved, loud=was_told or bool(moved))
+
+
+def anomaly_seen(state: RunState, event: AnomalySeen, now: float, policy: Policy) -> Decision:
+    """Somebody has to know at once; all ranks stop if the user asked for it."""
+    if not may_hold_ranks(state):
+        return refused(state, NOT_LAUNCHED)
+    state, one = anomalies.noted(state, event.rank, event.node, event.anomaly, now)
+    is_up = state.phase is Phase.RUNNING
+    if is_up and anomalies.acts_on(one, policy):
+        stop = anomalies.stop_for(state, one, policy)
+        evidence = replace(state.attempt.evidence, anomaly=stop)
+        if policy.observe:
+            would = observed(state, evidence, anomalies.told(one), now, policy)
+            return replace(would, state=with_evidence(would.state, state.attempt.evidence))
+        save = policy.on_anomaly is OnAnomaly.CHECKPOINT
+        return stop_all(state, now, policy, After.JUDGE, stop.sentence, evidence, checkpoint_first=save)
+    others = f", and on {counted(event.ranks_count - 1, 'other rank')}" if event.ranks_count > 1 else ""
+    return stay(state, f"{anomalies.told(one)}{others}; training goes on", loud=is_up)
 
 
 def checkpoint_seen(state: RunState, event: CheckpointSeen, now: float, policy: Policy) -> Decision:

@@ -24,7 +24,7 @@ from gangrun.core.model import After, Evidence, Failure, Phase, RunState, StartS
 from gangrun.core.nodes import absences, device_test, placement, quarantine, roster
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import budget, choose
+from gangrun.core.recovery import anomalies, budget, choose
 from gangrun.core.text import counted, step_words
 
 NAMED_MAX_COUNT = 256  # more nodes than that are counted, not named
@@ -63,10 +63,11 @@ def check_late_node(state: RunState, name: str, now: float, policy: Policy) -> D
 
 def when_checked(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
     """CHECKING: the last answer starts the gang."""
-    waiting = device_test.awaited(state, now)
-    if waiting:
+    waiting_count = device_test.awaited_count(state, now)
+    if waiting_count:
         # Said once per answer, so naming thousands each time would cost the square of their number, on disk too.
-        rest = fold(waiting) if len(waiting) <= NAMED_MAX_COUNT else counted(len(waiting), "node")
+        few = waiting_count <= NAMED_MAX_COUNT
+        rest = fold(device_test.awaited(state, now)) if few else counted(waiting_count, "node")
         return stay(state, f"{reason}; waiting for {rest}", loud=True)
     return choose.begin_attempt(state, now, policy, reason)
 
@@ -132,7 +133,7 @@ def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Poli
         state,
         Phase.STARTING,
         reason,
-        StartGang(state.attempt.number, placed, chosen),
+        StartGang(state.attempt.number, placed, chosen, anomalies.skips(state, chosen.step if chosen else -1)),
         deadlines={"start": now + 2 * policy.start_within_s},
         underway=Underway(stage=StartStage.LAUNCHING),
         attempt=replace(state.attempt, placement=placed, resume=chosen),

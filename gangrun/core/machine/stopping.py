@@ -26,6 +26,7 @@ from gangrun.core.events import (
     StopTimedOut,
 )
 from gangrun.core.machine import running
+from gangrun.core.machine.completion import completion
 from gangrun.core.machine.transitions import (
     WHY,
     close_attempt,
@@ -47,7 +48,7 @@ from gangrun.core.machine.transitions import (
 from gangrun.core.model import TERMINAL, After, Budget, NodeFinding, NodeHealth, Outcome, Phase, RunState
 from gangrun.core.nodes import planned_replacement, quarantine, roster
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import budget, choose
+from gangrun.core.recovery import anomalies, budget, choose
 
 ANSWER_SHARE = 0.5  # of the time until the nodes go; the rest is for the stop
 _ENDS_THE_RUN = {NoticeKind.CANCEL: "the scheduler", NoticeKind.UNKNOWN: "a signal"}  # by whom it is cancelled
@@ -92,8 +93,8 @@ def _with_presumed(state: RunState, event: GangStopped) -> RunState:
 def _what_follows(state: RunState, now: float, policy: Policy) -> Decision:
     match state.underway.after:
         case After.SUCCEED:
-            steps = f" at step {state.attempt.step}" if state.attempt.step >= 0 else ""
-            return finish(state, Phase.SUCCEEDED, now, f"all ranks finished{steps}")
+            said, wrong = completion(without_deadline(state, WHY), policy).sentence, anomalies.summary(state)
+            return finish(state, Phase.SUCCEEDED, now, f"{said}, but {wrong}" if wrong else said)
         case After.CANCEL:
             return finish(state, Phase.CANCELLED, now, f"cancelled by {state.ending.cancelled_by}")
         case After.REQUEUE:
@@ -244,7 +245,8 @@ def as_meant(state: RunState, event: Event, now: float) -> tuple[RunState, Event
         gone_at: float | None = now + event.grace_s
         if event.kind is NoticeKind.UNKNOWN:  # nobody has said that the nodes go: only sooner than was thought
             gone_at = None if state.ending.gone_at is None else min(state.ending.gone_at, now + event.grace_s)
-        return replace(without_deadline(state, WHY), ending=replace(state.ending, gone_at=gone_at)), event
+        ending = replace(state.ending, gone_at=gone_at, measured_save_s=max(state.ending.measured_save_s, event.save_s))
+        return replace(without_deadline(state, WHY), ending=ending), event
     if isinstance(event, DeadlinePassed) and event.name == WHY:
         left_s = max(0.0, state.ending.gone_at - now) if state.ending.gone_at is not None else 0.0
         return without_deadline(state, WHY), Notice(NoticeKind.UNKNOWN, left_s)

@@ -124,10 +124,13 @@ def stop_all(
     *,
     checkpoint_first: bool = False,
     settle_s: float = 0.0,
+    peer_gone: bool = False,
 ) -> Decision:
-    """Stop every rank, then do ``after``."""
+    """Stop every rank, then do ``after``. ``peer_gone``: a rank is known to be, so that no other can finish a step."""
     reason += _cut_short(state, now, policy) if checkpoint_first else ""
-    stop = replace(stop_gang(state, now, policy, reason, checkpoint_first), settle_s=settle_s)
+    stop = stop_gang(state, now, policy, reason, checkpoint_first)
+    alone_s = policy.peer_gone_grace_s if peer_gone and not policy.replica_ranks_count else None
+    stop = replace(stop, settle_s=settle_s, peer_gone_grace_s=alone_s)
     return enter(
         state if evidence is None else with_evidence(state, evidence),
         Phase.STOPPING,
@@ -140,27 +143,35 @@ def stop_all(
 
 
 def stop_or_note(
-    state: RunState, now: float, policy: Policy, reason: str, evidence: Evidence, settle_s: float = 0.0
+    state: RunState,
+    now: float,
+    policy: Policy,
+    reason: str,
+    evidence: Evidence,
+    settle_s: float = 0.0,
+    *,
+    peer_gone: bool = False,
 ) -> Decision:
     """Something fell: stop every rank and judge; if they are being stopped already it is evidence only."""
     if state.phase is Phase.STOPPING:
         return stay(with_evidence(state, evidence), reason)
-    return stop_all(state, now, policy, After.JUDGE, f"{reason}; stopping all ranks", evidence, settle_s=settle_s)
+    why = f"{reason}; stopping all ranks"
+    return stop_all(state, now, policy, After.JUDGE, why, evidence, settle_s=settle_s, peer_gone=peer_gone)
 
 
 def stop_gang(state: RunState, now: float, policy: Policy, reason: str, checkpoint_first: bool) -> StopGang:
     """The act that stops all ranks, fitted into the time until the nodes are taken away, if they are."""
     if state.ending.gone_at is None or now > state.ending.gone_at:
         return StopGang(state.attempt.number, policy.stop_grace_s, checkpoint_first, reason)
-    stop_s, save_s = _graces(state.ending.gone_at - now, policy)
+    stop_s, save_s = _graces(state, state.ending.gone_at - now, policy)
     return StopGang(state.attempt.number, stop_s, checkpoint_first and save_s > 0, reason, save_s)
 
 
-def _graces(left_s: float, policy: Policy) -> tuple[float, float]:
+def _graces(state: RunState, left_s: float, policy: Policy) -> tuple[float, float]:
     """Seconds between SIGTERM and SIGKILL, and those to save before that: some of each, however short the time."""
     ranks_s = left_s - min(LEAVE_S, LEAVE_SHARE_MAX * left_s)
     stop_s = min(policy.stop_grace_s, ranks_s / 2)
-    return stop_s, min(policy.checkpoint_grace_s, ranks_s - stop_s)
+    return stop_s, min(policy.save_within_s(state.ending.measured_save_s), ranks_s - stop_s)
 
 
 def _cut_short(state: RunState, now: float, policy: Policy) -> str:
@@ -168,10 +179,11 @@ def _cut_short(state: RunState, now: float, policy: Policy) -> str:
     if state.ending.gone_at is None or now > state.ending.gone_at:
         return ""
     left_s = state.ending.gone_at - now
-    _, save_s = _graces(left_s, policy)
-    if save_s >= policy.checkpoint_grace_s:
+    _, save_s = _graces(state, left_s, policy)
+    wanted_s = policy.save_within_s(state.ending.measured_save_s)
+    if save_s >= wanted_s:
         return ""
-    return f"; the nodes go in {left_s:.3g} s, so a save gets {save_s:.2g} of its {policy.checkpoint_grace_s:g} s"
+    return f"; the nodes go in {left_s:.3g} s, so a save gets {save_s:.2g} of its {wanted_s:g} s"
 
 
 def with_evidence(state: RunState, evidence: Evidence) -> RunState:

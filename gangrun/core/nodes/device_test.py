@@ -20,6 +20,7 @@ from gangrun.core.nodes import network_test, placement, quarantine, roster, stan
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy
 from gangrun.core.text import one_line
+from gangrun.core.versions import count
 
 QUICK, THOROUGH = "quick", "thorough"
 SUSPICIONS_MAX_COUNT = 2  # tested so often; suspected once more, a node goes as if there were no tests
@@ -53,7 +54,7 @@ def accused(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tu
     """
     if not policy.test_suspects or policy.observe or verdict.final or verdict.cure is Cure.EXCLUDE:
         return ()
-    asked = verdict.moves or verdict.cure is Cure.TEST
+    asked = (verdict.moves and verdict.cure is not Cure.WAIT) or verdict.cure is Cure.TEST  # no device is at fault then
     found = standing.recent(state.attempt.evidence.findings, now)
     poor = {one.node for one in found if one.poor and not traits_of(one.check).is_storage}
     before = standing.unfaded(state.health, now)
@@ -75,11 +76,15 @@ def begun(state: RunState, names: tuple[str, ...], why: str) -> RunState:
     return roster.with_nodes(state, changed)
 
 
+def _is_on_trial(node: Node) -> bool:
+    return bool(node.trial) and node.checked is None and not node.lost
+
+
 def on_trial(state: RunState) -> tuple[str, ...]:
-    """Those that have not answered yet."""
-    return tuple(
-        [name for name, node in state.roster.nodes.items() if node.trial and node.checked is None and not node.lost]
-    )
+    """Those that have not answered yet; asked at each answer to the checks, and mostly there are none."""
+    if not count(state.roster.nodes, _is_on_trial):
+        return ()
+    return tuple([name for name, node in state.roster.nodes.items() if _is_on_trial(node)])
 
 
 def asked_again(state: RunState, policy: Policy) -> tuple[CheckNodes, ...]:
@@ -105,6 +110,11 @@ def awaited(state: RunState, now: float) -> tuple[str, ...]:
     names, tried = roster.unchecked(state), on_trial(state)
     beside = set(tried).difference(_needed(state, tried, now))
     return tuple([name for name in names if name not in beside]) if beside else names
+
+
+def awaited_count(state: RunState, now: float) -> int:
+    """How many those are: after each answer this is asked, and the names only when few are left."""
+    return len(awaited(state, now)) if on_trial(state) else roster.unchecked_count(state)
 
 
 def in_prospect(state: RunState, now: float) -> Mapping[str, Node]:

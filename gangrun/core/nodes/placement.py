@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from gangrun.core.model import Exclusion, Move, Node, Placement, RunState, Seat, Shape, Slot
 from gangrun.core.nodes.standing import NodeStanding, active, standing_of, use_of
@@ -50,7 +51,7 @@ def place(
         chosen = [name if name in stays else next(spare) for name in before]
     else:
         chosen = natural_sort(best)
-    return seated(chosen, shape)
+    return seated(chosen, shape, nodes)
 
 
 def place_now(state: RunState, now: float, *, anew: bool = False) -> Placement | NotEnough:
@@ -65,7 +66,7 @@ def preferred(state: RunState) -> Placement | None:
     if before is None or move is None or is_moved(move, before):
         return before
     seats = {move.node: move.other, move.other: move.node}
-    return seated([seats.get(name, name) for name in before.nodes], state.shape)
+    return seated([seats.get(name, name) for name in before.nodes], state.shape, state.roster.nodes)
 
 
 def is_moved(move: Move, placement: Placement) -> bool:
@@ -73,17 +74,25 @@ def is_moved(move: Move, placement: Placement) -> bool:
     return node_of_rank(placement, move.rank) != move.node
 
 
+def slot_of_rank(placement: Placement, rank: int) -> Slot | None:
+    """The slot that holds a rank; None if none does."""
+    return next((seat.slot for seat in placement.seats if rank in seat.ranks), None)
+
+
 def node_of_rank(placement: Placement, rank: int) -> str:
     """The node that holds a rank; "" if none does."""
-    return next((seat.slot.node for seat in placement.seats if rank in seat.ranks), "")
+    slot = slot_of_rank(placement, rank)
+    return slot.node if slot is not None else ""
 
 
-def seated(names: Collection[str], shape: Shape) -> Placement:
-    """Give ranks to nodes in this order."""
+def seated(names: Collection[str], shape: Shape, nodes: Mapping[str, Node] = MappingProxyType({})) -> Placement:
+    """Give ranks to nodes in this order, and there to the first slots that are whole."""
     seats = []
     rank = 0
     for name in names:
-        for index in range(shape.slots_per_node):
+        node = nodes.get(name)
+        slots = node.whole_slots[: shape.slots_per_node] if node and node.broken_slots else range(shape.slots_per_node)
+        for index in slots:
             seats.append(Seat(Slot(name, index), rank, shape.ranks_per_slot))
             rank += shape.ranks_per_slot
     return Placement(tuple(seats), rank)
@@ -97,6 +106,9 @@ def can_do_without(state: RunState, names: Collection[str], now: float) -> bool:
 
 def how_restarted(before: Placement | None, after: Placement) -> str:
     """The way from one placement to the next, in words."""
+    if before is not None and after.nodes == before.nodes and after.seats != before.seats:
+        count = before.world_size - after.world_size
+        return f"restarting in place with {counted(count, 'rank')} less" if count > 0 else "restarting in place"
     if before is None or set(after.nodes) == set(before.nodes):
         return (
             "restarting in place" if before is None or after.nodes == before.nodes else "restarting on the same nodes"

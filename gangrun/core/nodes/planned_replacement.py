@@ -1,4 +1,7 @@
-"""Suspects that still work, and their relief: at the next checkpoint, where a better node is free.
+"""Nodes that still work and are to be left: at the next checkpoint another node takes their place.
+
+A person drains a node: it gets no rank any more, and the ranks that it has are asked to save and then move off it, to a
+free node, to fewer nodes, or to the next job. The rest is about suspects, which are replaced if a better node is free.
 
 Pure, like all of core. Poor hardware is no reason to break off a step. What only an administrator's hand cures, what a
 GPU itself asks for, and two signs against one GPU are reason enough to let a healthy spare take the node's place once a
@@ -10,9 +13,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from gangrun.core.actions import Decision
-from gangrun.core.machine.transitions import close_attempt, stop_all
-from gangrun.core.model import After, Evidence, NodeFinding, Outcome, Placement, RunState, traits_of
+from gangrun.core.actions import Decision, SaveGang
+from gangrun.core.events import DrainRequested
+from gangrun.core.machine.transitions import close_attempt, may_hold_ranks, refused, stay, stop_all
+from gangrun.core.model import After, Evidence, Exclusion, NodeFinding, Outcome, Phase, Placement, RunState, traits_of
 from gangrun.core.nodes import placement, quarantine, roster, standing
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
@@ -34,6 +38,32 @@ def noted(state: RunState, found: NodeFinding, now: float, policy: Policy) -> Ru
     state = roster.found_poor(state, found, why)
     shared = _shown_at_once(state, found, now, policy) & set(state.roster.nodes)
     return roster.with_nodes(state, {name: replace(state.roster.nodes[name], due="") for name in shared})
+
+
+def drain_requested(state: RunState, event: DrainRequested, now: float, policy: Policy) -> Decision:
+    """A person wants a node left. It is excluded at once; its ranks move off it at the next checkpoint."""
+    name, before = event.node, state.attempt.placement
+    if name not in state.roster.nodes:
+        here = fold(state.roster.nodes) or "no node"
+        return refused(state, f"{name} cannot be drained: it is not in this job, which has {here}")
+    out = standing.active(state.health.excluded, now)
+    if name in out and not roster.in_gang(state, name):
+        return stay(state, f"{event.by} drains {name}, which is excluded already ({one_line(out[name].reason)})")
+    if policy.observe:
+        return refused(state, f"{name} is not drained, because this run only observes")
+    if not policy.can_requeue and not placement.can_do_without(state, [name], now):
+        return refused(state, f"{name} cannot be drained: no other node can take its place")
+    entry = Exclusion(f"drained by {event.by}", now, now + policy.exclusion_s, drained_by=event.by)
+    health = replace(state.health, excluded={**state.health.excluded, name: entry})
+    state, told = replace(state, health=health), f"{event.by} drains {name}"
+    if before is None or not before.holds(name) or not may_hold_ranks(state):
+        return stay(state, f"{told}: it gets no rank any more", loud=True)
+    if state.phase is not Phase.RUNNING:
+        return stay(state, f"{told}: its ranks move at the next checkpoint or restart", loud=True)
+    plan = _plan(state, before, now, policy)
+    how = f"; {plan.why_not}" if plan.why_not else f"; its ranks move at the next checkpoint: {_whither(plan)}"
+    save = SaveGang(state.attempt.number, event.key)
+    return stay(state, f"{told}{how}; asking all ranks to save now", save, loud=True)
 
 
 def _due_because(state: RunState, found: NodeFinding, now: float) -> str:
@@ -73,6 +103,7 @@ class _Plan:
     leaving: tuple[str, ...] = ()
     coming: tuple[str, ...] = ()
     why_not: str = ""
+    requeues: bool = False  # too few nodes are left in this job
 
 
 def _plan(state: RunState, before: Placement, now: float, policy: Policy) -> _Plan:
@@ -83,18 +114,37 @@ def _plan(state: RunState, before: Placement, now: float, policy: Policy) -> _Pl
         if name in before.nodes or (node.checked and not node.poor)
     }
     placed = placement.place(good, standing.active(state.health.excluded, now), state.shape, prefer=before)
+    drained = _drained(state, before, now)
+    if drained and policy.can_requeue and not isinstance(placed, Placement):
+        return _Plan(drained, requeues=True)
     after = placed.nodes if isinstance(placed, Placement) else ()
     leaving = tuple(name for name in before.nodes if name not in after)
-    if not any(state.roster.nodes[name].due for name in leaving):
+    if not drained and not any(state.roster.nodes[name].due for name in leaving):
         return _Plan(why_not="no healthy node is free to take its place")
-    gone = [name for name in leaving if not state.roster.nodes[name].poor]
+    gone = [name for name in leaving if not state.roster.nodes[name].poor and name not in drained]
     if gone:
         return _Plan(why_not=f"{fold(gone)} cannot be used now either; gangrun settles that first")
+    if drained:
+        return _Plan(leaving, tuple(name for name in after if name not in before.nodes))
     cap = quarantine.cap_count(len(state.roster.nodes), policy)
     moves = [one for one in state.attempts if one.outcome == MOVED and (one.ended or 0.0) > now - quarantine.HOUR_S]
     if len(moves) >= cap:
         return _Plan(why_not=f"at most {cap} such replacements are allowed within an hour")
     return _Plan(leaving, tuple(name for name in after if name not in before.nodes))
+
+
+def _drained(state: RunState, before: Placement, now: float) -> tuple[str, ...]:
+    """Nodes of the gang that a person wants left."""
+    out = standing.active(state.health.excluded, now)
+    return tuple(name for name in before.nodes if name in out and out[name].drained_by)
+
+
+def _whither(plan: _Plan) -> str:
+    """Where the ranks go, in words."""
+    if plan.requeues:
+        return "to the next job, as too few nodes are left in this one"
+    instead = f"{fold(plan.coming)} takes the place of {fold(plan.leaving)}"
+    return instead if plan.coming else "the gang continues with fewer nodes"
 
 
 def foreseen(state: RunState, name: str, now: float, policy: Policy) -> str:
@@ -110,6 +160,15 @@ def foreseen(state: RunState, name: str, now: float, policy: Policy) -> str:
     return f"; observing only, so it stays in use; else it would be {what}" if policy.observe else f"; it is {what}"
 
 
+def is_new(before: RunState, after: RunState, name: str, now: float, policy: Policy) -> bool:
+    """Has it just become known that this node of the gang is to be replaced, and can it be?"""
+    node, was, placed = after.roster.nodes.get(name), before.roster.nodes.get(name), after.attempt.placement
+    if before.phase is not Phase.RUNNING or policy.observe or not policy.move_suspects or placed is None:
+        return False
+    is_due = node is not None and bool(node.due) and was is not None and not was.due
+    return is_due and placed.holds(name) and not _plan(after, placed, now, policy).why_not
+
+
 def at_checkpoint(decision: Decision, now: float, policy: Policy) -> Decision:
     """RUNNING, and a newer checkpoint is there: stop and let others take the place of those that are due, if any are.
 
@@ -118,12 +177,19 @@ def at_checkpoint(decision: Decision, now: float, policy: Policy) -> Decision:
     state = decision.state
     busy = "stacks" in state.timers.deadlines or state.store_stalled_since is not None or state.attempt.finished
     goes = state.ending.gone_at is not None and now < state.ending.gone_at
-    if decision.outcome is not Outcome.APPLIED or busy or goes or policy.observe or not policy.move_suspects:
+    if decision.outcome is not Outcome.APPLIED or busy or goes or policy.observe:
         return decision
     assert state.attempt.placement is not None  # all ranks are alive
+    drained = _drained(state, state.attempt.placement, now)
+    if not drained and not policy.move_suspects:
+        return decision
     plan = _plan(state, state.attempt.placement, now, policy)
     if plan.why_not:
         return decision
+    if drained:
+        by = standing.active(state.health.excluded, now)[drained[0]].drained_by
+        told = f"{by} drains {fold(drained)}: {_whither(plan)}"
+        return stop_all(state, now, policy, After.MOVE, f"{decision.reason}; {told}")  # they were asked to save before
     why = {name: one_line(state.roster.nodes[name].due or state.roster.nodes[name].poor) for name in plan.leaving}
     told = "; ".join(f"{name}: {why[name]}" for name in plan.leaving[:NAMES_COUNT])
     who = "suspects that still work" if len(plan.leaving) > 1 else "a suspect that still works"
@@ -141,7 +207,7 @@ def moved(state: RunState, now: float, policy: Policy) -> Decision:
     placed = placement.place_now(state, now)
     where = f" on {fold(placed.nodes)}" if isinstance(placed, Placement) else ""
     closed = close_attempt(state, now, MOVED, state.reason)
-    why = f"attempt {state.attempt.number} was stopped to replace suspect nodes"
+    why = f"attempt {state.attempt.number} was stopped to replace nodes"
     why += f"; restarting{where}, which the restart budget does not count"
     return choose.begin_checks(replace(state, attempts=closed), now, policy, why)
 

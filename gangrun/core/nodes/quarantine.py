@@ -62,7 +62,7 @@ def exclude(
     broken, boots, cured_by_reset = frozenset(hardware), boots or {}, frozenset(resets)
     after, out = dict(kept(excluded, now)), active(excluded, now)
     cap = cap_count(nodes_count, policy)
-    recently = {name for name, entry in after.items() if entry.since > now - HOUR_S}
+    recently = {name for name, entry in after.items() if entry.since > now - HOUR_S and not entry.drained_by}
     recent = len(recently)
     taken: list[str] = []
     refused: list[str] = []

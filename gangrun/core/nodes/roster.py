@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gangrun.core.events import AgentJoined, AgentRejoined, NodeChecked, NodeLost, NodeSilent
-from gangrun.core.model import Exclusion, Node, NodeFinding, RunState
+from gangrun.core.model import BrokenSlot, Exclusion, Node, NodeFinding, RunState, Slot
 from gangrun.core.nodes.quarantine import comes_back
 from gangrun.core.text import one_line
-from gangrun.core.versions import with_entries
+from gangrun.core.versions import count, with_entries
 
 LEFT_OUT = "excluded until it had booted"
 
@@ -41,6 +41,7 @@ def joined(state: RunState, event: AgentJoined | AgentRejoined) -> RunState:
         due=old.due if same_boot and old is not None else "",
         trial=old.trial if same_boot and old is not None else back,
         addresses=event.addresses,
+        broken_slots=old.broken_slots if same_boot and old is not None else (),
     )
     return with_nodes(state, {event.node: node})
 
@@ -70,6 +71,8 @@ def heard(state: RunState, name: str) -> RunState:
 def checked(state: RunState, event: NodeChecked) -> RunState:
     """The roster with the outcome of one preflight."""
     tested = event.tested if event.ok else ""
+    for slot in event.broken:
+        state = without_slot(state, Slot(event.node, slot.index), slot.name, slot.reason)
     return _with(state, event.node, checked=event.ok, check_reason=event.reason, trial="", tested=tested)
 
 
@@ -78,11 +81,37 @@ def checks_told(event: NodeChecked) -> str:
     if not event.ok:
         return f"failed its checks: {event.reason}"
     tested = f", and its devices work: {event.tested}" if event.tested else ""
-    return f"passed its checks{tested}{', but ' if event.reason else ''}{event.reason}"
+    broken = [f"{slot.name} gets no rank ({one_line(slot.reason)})" for slot in event.broken]
+    but = "; ".join(filter(None, [*broken, event.reason]))
+    return f"passed its checks{tested}{', but ' if but else ''}{but}"
+
+
+def in_use(state: RunState, found: NodeFinding) -> bool:
+    """Does a rank hold what it is about, which is its node or one slot of it?"""
+    placed = state.attempt.placement
+    return found.slot < 0 or placed is None or any(seat.slot == Slot(found.node, found.slot) for seat in placed.seats)
+
+
+def can_lose(state: RunState, slot: Slot) -> bool:
+    """Would its node have enough slots without it?"""
+    node = state.roster.nodes.get(slot.node)
+    return node is not None and len(set(node.whole_slots) - {slot.index}) >= state.shape.slots_needed > 0
+
+
+def without_slot(state: RunState, slot: Slot, name: str, reason: str) -> RunState:
+    """The roster in which no rank gets this slot any more."""
+    node = state.roster.nodes.get(slot.node)
+    if node is None or any(one.index == slot.index for one in node.broken_slots):
+        return state
+    return _with(state, slot.node, broken_slots=(*node.broken_slots, BrokenSlot(slot.index, name, reason)))
 
 
 def found_bad(state: RunState, found: NodeFinding) -> RunState:
-    """The roster with a node that is not to be used: what was measured on it outweighs any check that it passed."""
+    """The roster with a node that is not to be used: what was measured on it outweighs any check that it passed. If it
+    was measured on one slot, only that is not to be used.
+    """
+    if found.slot >= 0:
+        return without_slot(state, Slot(found.node, found.slot), found.place, found.sentence)
     return _with(state, found.node, checked=False, check_reason=found.sentence, found=found, trial="")
 
 
@@ -93,9 +122,18 @@ def found_poor(state: RunState, found: NodeFinding, due: str) -> RunState:
     return _with(state, found.node, poor=found.sentence, **({"due": due} if due else {}))
 
 
+def _is_unchecked(node: Node) -> bool:
+    return node.checked is None and not node.lost
+
+
 def unchecked(state: RunState) -> tuple[str, ...]:
-    """Nodes that are here and have not been asked to prove themselves."""
-    return tuple([name for name, node in state.roster.nodes.items() if node.checked is None and not node.lost])
+    """Nodes that are here and have not proved themselves."""
+    return tuple([name for name, node in state.roster.nodes.items() if _is_unchecked(node)])
+
+
+def unchecked_count(state: RunState) -> int:
+    """How many those are: asked at each answer, so nobody goes through all nodes for it."""
+    return count(state.roster.nodes, _is_unchecked)
 
 
 def in_gang(state: RunState, name: str) -> bool:

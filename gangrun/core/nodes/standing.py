@@ -17,7 +17,7 @@ from enum import Enum
 from gangrun.core.model import Exclusion, Node, NodeFinding, NodeHealth, RunState, Shape, Verdict
 from gangrun.core.nodeset import natural_sort
 from gangrun.core.policy import Policy
-from gangrun.core.text import counted, one_line
+from gangrun.core.text import counted, listed, one_line
 
 SHARED_NODES_MIN_COUNT = 3  # on fewer nodes "a fifth of them" says nothing
 EVIDENCE_WINDOW_S = 600.0  # a poor reading so long before a failure may have to do with it
@@ -77,9 +77,12 @@ def standing_of(node: Node, excluded: Mapping[str, Exclusion], shape: Shape) -> 
         return NodeStanding(StandingKind.BROKEN, f"failed its check ({one_line(node.check_reason)})", found)
     if node.trial:
         return NodeStanding(StandingKind.UNDER_TEST, f"under test ({one_line(node.trial)})")
-    if node.slots_count < shape.slots_per_node:
-        slots = counted(node.slots_count, "slot")
-        return NodeStanding(StandingKind.TOO_SMALL, f"has only {slots} of the {shape.slots_per_node} needed")
+    whole_count = len(node.whole_slots) if node.broken_slots else node.slots_count
+    if whole_count < shape.slots_needed:
+        broken = listed([f"{one.name} is left out ({one_line(one.reason)})" for one in node.broken_slots])
+        what, more = ("GPU", f": {broken}") if broken else ("slot", "")
+        why = f"has only {counted(whole_count, what)} of the {shape.slots_needed} needed{more}"
+        return NodeStanding(StandingKind.TOO_SMALL, why)
     if node.due:
         return NodeStanding(StandingKind.TO_BE_REPLACED, node.due)
     return NodeStanding(StandingKind.SUSPECT, node.poor) if node.poor else NodeStanding(StandingKind.USABLE)

@@ -15,6 +15,9 @@ from gangrun.core.model import Placement, Savers
 from gangrun.core.nodeset import natural_key
 from gangrun.core.policy import Timing
 
+OVERDUE_BEATS = 1.5  # without one for so long, others are asked about the node, which is not a suspect yet
+SLOW_SILENCES = 3.0  # so many times S a node may be silent that is seen to live
+ALL_HEARD_BEATS = 5.0  # a heartbeat may prove what is two beats old, and a few may be late
 PROOF_COUNTERS = 3.0  # the holder's store looks for a seal with every write of the counter file
 GAP_GRACE_S = 2.0  # one beat round trip for a warden that was paused
 
@@ -56,6 +59,21 @@ def proof_lasts_s(timing: Timing) -> float:
 def last_ack_after_seal_s(timing: Timing) -> float:
     """How long after a seal the sealed supervisor may still ack, if there is somebody whom it does not hear."""
     return proof_lasts_s(timing) * (1 + timing.drift)
+
+
+def all_heard_within_s(timing: Timing) -> float:
+    """How old what each agent's heartbeats prove may be, for a supervisor to say that it hears all of them."""
+    return max(timing.silence_after_s, ALL_HEARD_BEATS * timing.beat_every_s)
+
+
+def overdue_after_s(timing: Timing) -> float:
+    """From when on a heartbeat is missed: time to ask others, so that their answer is there once S is over."""
+    return min(timing.silence_after_s, OVERDUE_BEATS * timing.beat_every_s)
+
+
+def slow_after_s(timing: Timing) -> float:
+    """How long a node may be silent of which others say that it lives: slow, stopped, or cut off from us alone."""
+    return SLOW_SILENCES * timing.silence_after_s
 
 
 def unconfirmed_lasts_s(timing: Timing) -> float:
@@ -144,13 +162,12 @@ class Liveness:
     next_at: float
 
 
-def judge_silence(heard: Mapping[str, float], silent: Collection[str], now: float, timing: Timing) -> Liveness:
-    """Compare last beats with S. ``silent``: those already reported, so that each change is told once.
+def judge_silence(heard: Mapping[str, float], silent: Collection[str], now: float, after_s: float) -> Liveness:
+    """Who sent no beat for ``after_s``. ``silent``: those already reported, so that each change is told once.
 
-    A node is silent from the very instant ``heard + S`` on, which is also what ``next_at`` says: a caller that sleeps
-    until then finds the change, never an instant too early.
+    A node is silent from the very instant ``heard + after_s`` on, which is also what ``next_at`` says: a caller that
+    sleeps until then finds the change, never an instant too early.
     """
-    after_s = timing.silence_after_s
     if not silent:  # the common case costs one pass in C
         oldest = min(heard.values(), default=NEVER)
         if oldest + after_s > now:

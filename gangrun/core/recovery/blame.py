@@ -55,6 +55,7 @@ class _Scene:
     finished: AbstractSet[int]
     addresses: Mapping[str, str]
     stopped: AbstractSet[int]
+    losable: AbstractSet[int]
 
     @property
     def world_size(self) -> int:
@@ -82,15 +83,16 @@ def judge(
     stopped: AbstractSet[int] = frozenset(),
     moved: Move | None = None,
     addresses: Mapping[str, str] = MappingProxyType({}),
+    losable: AbstractSet[int] = frozenset(),
 ) -> Verdict:
     """Weigh the evidence of one failure. ``finished``: the ranks that had ended with 0. ``stopped``: those that we
     stopped. ``moved``: the rank that was moved to another node because it had fallen first twice. ``addresses``: which
-    node a text means by an address.
+    node a text means by an address. ``losable``: the ranks that ended whose slots their nodes can do without.
 
     A node that is in both ``blamed`` and ``suspects`` goes on suspicion alone: leave it out only if the gang can do
     without it (``placement.can_do_without``).
     """
-    scene = _Scene(attempt_step, placement, nodes_count, policy, finished, addresses, stopped)
+    scene = _Scene(attempt_step, placement, nodes_count, policy, finished, addresses, stopped, losable)
     evidence = replace(evidence, exits=error_rules.compared(evidence.exits, evidence.shown))
     verdict = _first_impression(evidence, scene)
     without = _first_impression(_without_lines(evidence), scene) if sightings else verdict
@@ -133,6 +135,9 @@ def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
     first = _first_to_fall(evidence)
     if first is not None:
         return _fell(first, evidence, scene)
+    if (stop := evidence.anomaly) is not None:
+        cause = Cause.DATA if stop.is_data else Cause.NUMERICAL
+        return Verdict(cause, Failure.SCRIPT, (), (), "", stop.sentence, stop.is_final)
     victims = [rank_exit for rank_exit in evidence.exits if not rank_exit.by_us]
     if victims:
         return blame_hang.lost_peers(
@@ -262,6 +267,7 @@ def _fell(first: RankExit, evidence: Evidence, scene: _Scene) -> Verdict:
     spread = error_rules.spread_of(first, evidence.exits, scene.gang_nodes_count, scene.policy.shared_fault_share)
     if first.oom_kill:
         sentence = f"{who} ran out of memory{step}: the job's memory cgroup killed it ({_how(first)})"
+        sentence += f"; {first.memory}" if first.memory else ""
         signature = signatures.everywhere(signatures.OOM_SIGNATURE, spread.is_many)
         return Verdict(Cause.OOM, Failure.SCRIPT, (), (), signature, sentence)
     if first.code == 0:
@@ -332,6 +338,12 @@ def _is_sure(first: RankExit, rule: Rule, spread: Spread, evidence: Evidence, sc
     return 2 * len(silent) <= len(others) > 0
 
 
+def _is_its_slots(first: RankExit, rule: Rule, spread: Spread, scene: _Scene) -> bool:
+    """Did this rank alone show what only its GPU causes, and can its node do without the slot?"""
+    is_own = first.mark == rule.name in error_rules.OF_ONE_GPU and not error_rules.is_plain(first)
+    return is_own and spread.ranks_count == 1 and first.rank in scene.losable
+
+
 def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, evidence: Evidence, scene: _Scene) -> Verdict:
     """What a known text means on so many nodes."""
     if rule.name == "foreign-process" and spread.is_many:  # who shares the GPUs of many nodes is the gang itself
@@ -339,6 +351,10 @@ def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, evidence: 
     has_one_node = scene.gang_nodes_count == 1
     is_alone = has_one_node and rule.few not in {Cure.EXCLUDE, Cure.TEST}
     cure, cause = (rule.many if spread.is_many or is_alone else rule.few), rule.cause
+    if _is_its_slots(first, rule, spread, scene):
+        sentence = f"{ended}; no other rank shows it, so the GPU of rank {first.rank} is at fault"
+        signature = signatures.rule_signature(rule.name, Cure.EXCLUDE, first.error)
+        return Verdict(cause, Failure.NODE, (), (), signature, sentence, cure=Cure.EXCLUDE, broken_rank=first.rank)
     is_sure = _is_sure(first, rule, spread, evidence, scene)
     if cure is Cure.EXCLUDE and not is_sure:
         cure = Cure.RESTART
@@ -351,14 +367,17 @@ def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, evidence: 
         cure = Cure.RESTART  # ranks on other nodes came past that point
     if cure is Cure.MOVE and scene.attempt_step >= 0 and not _is_whole_node(first, spread, scene):
         cure = Cure.RESTART  # one rank's own limit looks like this, and it had worked
-    if spread.is_many and cause in _NODES_OWN:
+    if spread.is_many and cause in _NODES_OWN and (cause, cure) != (Cause.NETWORK, Cure.WAIT):
         cause = Cause.STORAGE if cure is Cure.WAIT else Cause.ENVIRONMENT
     blamed = spread.nodes if cure is Cure.EXCLUDE else ()
-    suspects = spread.nodes if cure in _OF_NODES and not spread.is_many else ()
+    may_be_its = cure in _OF_NODES or (cause is Cause.STORAGE and cure is Cure.WAIT and is_sure and not has_one_node)
+    suspects = spread.nodes if may_be_its and not spread.is_many else ()  # storage may be the mount of one node
     failure = _WHOSE.get(cause, Failure.SCRIPT)
     sentence = f"{ended}; {error_rules.concluded(rule, cure, spread, first, is_compared=is_sure and not has_one_node)}"
     signature = signatures.rule_signature(rule.name, cure, first.error)
     rank = first.rank if len(suspects) == 1 and not blamed else NO_RANK
+    if cure is Cure.WAIT and _is_whole_node(first, spread, scene):
+        rank = NO_RANK  # no rank's own: the same once more, and the node goes
     moves = cure is Cure.MOVE and rank != NO_RANK and _replaceable(scene)
     return Verdict(cause, failure, blamed, suspects, signature, sentence, cure is Cure.END, cure, rank, moves)
 
@@ -448,7 +467,7 @@ def _fell_first_again(verdict: Verdict, suspicion: Mapping[str, int], scene: _Sc
         return verdict
     if verdict.rank >= 0 and not is_poor:
         return replace(verdict, moves=_replaceable(scene))
-    if not is_poor and verdict.cause not in _POINTS_AT_NODE:
+    if not is_poor and verdict.cause not in _POINTS_AT_NODE and verdict.cure is not Cure.WAIT:
         return verdict
     if scene.nodes_count <= scene.gang_nodes_count and not (scene.policy.can_requeue and scene.nodes_count > 1):
         return verdict

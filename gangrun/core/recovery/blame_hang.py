@@ -1,6 +1,7 @@
 """Reading a stall: which rank is not where the others are.
 
-In order: a rank that was stopped, a rank stuck in the kernel, the odd one out by stack, the one behind by step. The
+In order: a rank that was stopped, a rank stuck in the kernel, the one that the others wait for by the count of its
+collectives (``standing``), the odd one out by stack, the one behind by step. The
 node of the one named becomes a suspect, never blamed at once. ``hang`` decides *that* it is a stall; ``blame`` asks.
 
 Also here: a gang in which every rank only lost a peer in a collective (``lost_peers``). Either a stall names the rank
@@ -18,28 +19,26 @@ from dataclasses import replace
 
 from gangrun.core.model import Cause, Cure, Failure, Hang, Placement, RankExit, RankObservation, RankStack, Verdict
 from gangrun.core.nodes.placement import node_of_rank
+from gangrun.core.recovery import flight_recorder
 from gangrun.core.recovery.error_rules import is_remark
 from gangrun.core.recovery.signatures import hang_signature
+from gangrun.core.recovery.standing import WAITING_WORDS
 from gangrun.core.text import counted, listed, one_line
 
-# A frame that waits for other ranks: whoever stands in one waits for whoever does not.
-_WAITING_WORDS = (
-    "distributed_c10d",
-    "torch/distributed",
-    "all_reduce",
-    "allreduce",
-    "all_gather",
-    "barrier",
-    "nccl",
-    "gloo",
-)
 ODD_MAX_SHARE = 1 / 3  # more than this share "differs" means that there is no majority to differ from
 STOPPED = ("T", "t")
 STUCK = "D"
 
 
 def verdict(hang: Hang, attempt_step: int, world_size: int = 0) -> Verdict:
-    """What a stall tells; suspects only where the named ranks sit on one node.
+    """What a stall tells, with what torch's flight recorder says; suspects only if the named ranks sit on one node."""
+    stood = _stood(hang, attempt_step, world_size)
+    recorded = flight_recorder.sentence(hang.stacks)
+    return replace(stood, sentence=f"{stood.sentence}; {recorded}") if recorded else stood
+
+
+def _stood(hang: Hang, attempt_step: int, world_size: int) -> Verdict:
+    """By where the ranks stand.
 
     Whoever is not among those observed had ended before: its step says nothing of where the others stand.
     """
@@ -58,6 +57,12 @@ def verdict(hang: Hang, attempt_step: int, world_size: int = 0) -> Verdict:
         words = f"{_ranks(stuck)} stuck in the kernel (state D: storage, driver or network)"
         return _verdict(f"{head}: {words}", stuck, "", storage=len(_nodes(stuck)) > 1)
     odd, frame = odd_by_stack(hang.stacks)
+    signed = [seen for seen in hang.observations if seen.sign]
+    if signed:
+        own = next((stack.frame for stack in hang.stacks if stack.rank == signed[0].rank), "")
+        at = f" in {one_line(signed[0].place or own)}" if signed[0].place or own else " not there"
+        signature = hang_signature(own or signed[0].place)
+        return _verdict(f"{head}: {_ranks(signed)}{at}, {signed[0].sign}", signed, signature)
     if odd:
         words = f"{_ranks(odd)} in {one_line(odd[0].frame)} while the others wait in {one_line(frame)}"
         return _verdict(f"{head}: {words}", odd, hang_signature(odd[0].frame))
@@ -105,7 +110,8 @@ def differing(hang: Hang) -> Sequence[RankObservation | RankStack]:
         held = [seen for seen in hang.observations if seen.state in states]
         if held:
             return held
-    return odd_by_stack(hang.stacks)[0] or behind_by_step(hang.observations)
+    signed = [seen for seen in hang.observations if seen.sign]
+    return signed or odd_by_stack(hang.stacks)[0] or behind_by_step(hang.observations)
 
 
 def behind_by_step(observations: Sequence[RankObservation]) -> list[RankObservation]:
@@ -119,7 +125,7 @@ def behind_by_step(observations: Sequence[RankObservation]) -> list[RankObservat
 
 def _waits(frame: str) -> bool:
     lowered = frame.lower()
-    return any(word in lowered for word in _WAITING_WORDS)
+    return any(word in lowered for word in WAITING_WORDS)
 
 
 def _nodes(ranks: Sequence[RankObservation | RankStack]) -> tuple[str, ...]:

@@ -11,12 +11,24 @@ from dataclasses import dataclass, replace
 from gangrun.core.actions import CheckNodes, Decision, EndJob, SealAttempts, SubmitSuccessor
 from gangrun.core.checkpoints import poison
 from gangrun.core.machine.transitions import close_attempt, enter, finish, is_unlaunched
-from gangrun.core.model import AttemptRecord, Cause, Evidence, Failure, Phase, RunState, StartStage, Underway, Verdict
+from gangrun.core.model import (
+    AttemptRecord,
+    Cause,
+    Evidence,
+    Failure,
+    NodeFinding,
+    Phase,
+    RunState,
+    Slot,
+    StartStage,
+    Underway,
+    Verdict,
+)
 from gangrun.core.nodes import device_test, network_test, placement, quarantine, roster, standing
 from gangrun.core.nodes.standing import Use
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import blame, budget, move
+from gangrun.core.recovery import anomalies, blame, budget, move
 from gangrun.core.text import listed, one_line
 from gangrun.core.versions import Ranks
 
@@ -70,6 +82,7 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
         stopped=state.attempt.stopped,
         moved=state.health.move,
         addresses=roster.named_by(state),
+        losable=_losable(state),
     )
     loaded_step = state.attempt.resume.step if state.attempt.resume else -1
     charged, ruling = budget.charge(
@@ -79,6 +92,8 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
     accused = device_test.accused(state, verdict, now, policy)
     guilty = [name for name in _guilty(state, verdict, now, policy) if name not in accused]
     fatal = [found for found in state.attempt.evidence.findings if found.fatal]
+    without = _without_slots(state, verdict, fatal)
+    state, guilty = without.state, [name for name in guilty if name not in without.spared]
     if verdict.final or not ruling.allowed:  # the run ends: nobody is excluded but for what was measured
         measured = {found.node for found in fatal}
         accused, guilty = (), [name for name in guilty if name in measured]
@@ -96,9 +111,51 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
     state = move.settled(state, verdict, guilty)
     state, moves = move.begun(state, verdict, now) if ruling.allowed else (state, "")
     taken = listed([one_line(state.roster.nodes[name].taken) for name in verdict.blamed if _is_taken(state, name)])
-    sentence = "; ".join(filter(None, (verdict.sentence, left_out, taken and f"not excluded, as {taken}")))
+    sentence = "; ".join(
+        filter(None, (verdict.sentence, left_out, without.told, taken and f"not excluded, as {taken}"))
+    )
     state = device_test.begun(state, accused, f"attempt {state.attempt.number}: {verdict.cause.value}")
     return _Judged(state, verdict, ruling, sentence + moves + device_test.told(state, accused, now) + meets)
+
+
+@dataclass(frozen=True, slots=True)
+class _WithoutSlots:
+    """The state in which ranks get none of the slots that broke, the nodes that can be used so, and it in words."""
+
+    state: RunState
+    spared: frozenset[str]
+    told: str
+
+
+def _losable(state: RunState) -> frozenset[int]:
+    """Ranks that ended of themselves, and whose nodes can do without their slots."""
+    placed = state.attempt.placement
+    own = [died.rank for died in state.attempt.evidence.exits if not died.by_us]
+    if placed is None or not any(node.slots_count > state.shape.slots_needed for node in state.roster.nodes.values()):
+        return frozenset()
+    slots = {rank: placement.slot_of_rank(placed, rank) for rank in own}
+    return frozenset(rank for rank, slot in slots.items() if slot is not None and roster.can_lose(state, slot))
+
+
+def _without_slots(state: RunState, verdict: Verdict, fatal: list[NodeFinding]) -> _WithoutSlots:
+    """Leave out broken slots where what broke is no more than that, instead of their nodes."""
+    evidence, before, placed = state.attempt.evidence, state, state.attempt.placement
+    slots = [(Slot(one.node, one.slot), one.place, one.sentence) for one in fatal if one.slot >= 0]
+    slot = placement.slot_of_rank(placed, verdict.broken_rank) if placed is not None else None
+    if slot is not None:
+        slots.append((slot, f"the GPU of rank {verdict.broken_rank}", verdict.sentence))
+    for slot, name, why in slots:
+        state = roster.without_slot(state, slot, name, why)
+    gone = evidence.silent if len(state.roster.nodes) > 1 else ()  # of the only node the agent is silent, and no more
+    whole = {*gone, *(one.node for one in fatal if one.slot < 0)}
+    spared = frozenset(slot.node for slot, _, _ in slots) - whole
+    new = [
+        one.name
+        for name in spared
+        for one in state.roster.nodes[name].broken_slots
+        if one not in before.roster.nodes[name].broken_slots
+    ]
+    return _WithoutSlots(state, spared, f"{listed(new)} gets no rank any more" if new else "")
 
 
 def _conclude(judged: _Judged, now: float, policy: Policy) -> Decision:
@@ -111,6 +168,8 @@ def _conclude(judged: _Judged, now: float, policy: Policy) -> Decision:
         return finish(state, Phase.FAILED, now, f"{why}{also}", failure)
     if verdict.cause is Cause.POISONED:
         state = poison.condemn(state, verdict, blame.traceback_told(state.attempt.evidence), policy)
+    if (stop := state.attempt.evidence.anomaly) is not None and not stop.is_final:
+        state = anomalies.roll_back(state, stop, policy)
     return _climb(state, verdict, sentence, ruling.backoff_s, now, policy)
 
 
@@ -288,6 +347,10 @@ def requeue(state: RunState, now: float, policy: Policy, reason: str) -> Decisio
     if policy.observe:
         why = f"{reason}; observing only, so no other job is asked for"
         return finish(state, Phase.FAILED, now, why, Failure.SCHEDULER)
+    had_count = state.seq + 1
+    if policy.jobs_max_count and had_count >= policy.jobs_max_count:
+        why = f"{reason}; no other job is asked for: this was job {had_count} of {policy.jobs_max_count} (--max-jobs)"
+        return finish(state, Phase.FAILED, now, why, Failure.BUDGET)
     charged, ruling = budget.charge_job(state.budget, policy)
     if not ruling.allowed:
         return finish(state, Phase.FAILED, now, f"{reason}; {ruling.sentence}", Failure.BUDGET)

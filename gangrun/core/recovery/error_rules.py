@@ -174,6 +174,9 @@ RULES: tuple[Rule, ...] = (
          r"ib_wc_loc_\w+|got completion[^\n]{0,200}(status=|error )[124]\b[^\n]{0,60}\bvendor"
          r"|async (fatal )?event.{0,60}(catastrophic|fatal)",
          Cause.HARDWARE, EXCLUDE, ONCE, NCCL_DOCS),
+    Rule("rdma-route", "an RDMA connection that the node could not set up",  # its own port and routes, or the peer's
+         r"modify[_ ]qp\b.{0,120}(fail|error|timed out|unreachable)|(fail|error)\w*.{0,20}\bmodify[_ ]qp\b",
+         Cause.NETWORK, MOVE, WAIT, NCCL_DOCS),
     Rule("no-interface", "a network interface that the node does not have",
          r"no socket interface found|unable to find (interface|address) for|ifa != nullptr"
          r"|net/socket[^\n]{0,20}no interface found"
@@ -259,9 +262,9 @@ RULES: tuple[Rule, ...] = (
          + _LOCAL_PATH + r"|structure needs cleaning|errno (117|74)\]",
          Cause.LOCAL_DISK, EXCLUDE, WAIT, ERRNO),
     Rule("mount-gone", "a mount that is gone",
-         r"errno (6|103|107|108|110|112|116|121|19|70|71)\][^\n]*: ['\"]/|mount point.{0,40}(gone|not mounted"
+         r"errno (6|103|107|108|110|112|121|19|70|71)\][^\n]*: ['\"]/|mount point.{0,40}(gone|not mounted"
          r"|does not exist)"
-         r"|(stale (nfs )?file handle|host is down|remote i/o error|transport endpoint is not connected"
+         r"|(host is down|remote i/o error|transport endpoint is not connected"
          r"|transport endpoint shutdown|connection timed out|no such device): ['\"]?/",
          Cause.STORAGE, EXCLUDE, WAIT, ERRNO),
     Rule("storage-full", "storage that is full or read-only",
@@ -373,6 +376,7 @@ RULES: tuple[Rule, ...] = (
          Cause.HARDWARE, MOVE, ONCE, CUDA_DOCS),
 )  # fmt: skip
 BY_NAME = {rule.name: rule for rule in RULES}
+OF_ONE_GPU = frozenset({"gpu-ecc", "gpu-lost"})  # said by the rank that has it, of no other part of its node
 # What peers say of a lost rank, and ranks that are ended, they all say; all else on all nodes at once ended none.
 COMPARED = tuple(rule for rule in RULES if rule.few not in VICTIMS and rule.cause is not Cause.KILLED)
 _VAGUE = frozenset(

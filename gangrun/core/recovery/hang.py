@@ -9,11 +9,13 @@ ended may wait for it in vain, and gets the least. ``blame_hang`` names the culp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gangrun.core.model import RankObservation
 from gangrun.core.policy import HangPolicy
+from gangrun.core.recovery import standing
+from gangrun.core.recovery.standing import GangScene, GangStand, Stand
 from gangrun.core.text import counted
 
 NEVER = float("inf")
@@ -23,11 +25,13 @@ STUCK_AFTER_S = 30.0  # in state D at every look for so long, not merely at one
 STALE_AFTER_S = 10.0  # older readings of a node say nothing about now
 LOOK_AGAIN_S = 5.0
 LOOKS_PER_LIMIT = 4.0
+STAND_AGAIN_S = 1.0
 SLACK_FACTOR = 2.0  # no limit is below twice an interval that the run has survived, whatever ended it
 
 
 # Numbers of ``wire.progress.TrainingPhase``: an evaluation and a checkpoint may take long without a sign of progress.
 LONG_PHASES = frozenset({3, 4})
+STOPPED_STATES = frozenset({"T", "t"})
 
 
 class RankSigns(Protocol):
@@ -47,6 +51,10 @@ class RankSigns(Protocol):
     def cpu_s(self) -> float: ...
     @property
     def state(self) -> str: ...
+    @property
+    def is_sampled(self) -> bool: ...
+    @property
+    def stand(self) -> Stand | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,11 @@ class Quiet:
     next_at: float
     limit_s: float
     sentence: str = ""
+
+
+def _tells(was: RankSigns, now: RankSigns) -> bool:
+    """Did a rank report a step, write to its progress page or print since?"""
+    return now.step > was.step or now.slot_writes_count > was.slot_writes_count or now.output_bytes > was.output_bytes
 
 
 @dataclass(slots=True)
@@ -96,7 +109,7 @@ class HangWatch:
         self._of_node: dict[str, tuple[int, ...]] = {}
         self._heard_at: dict[str, float] = {}
         self._ended: set[int] = set()
-        self._began_at = now
+        self._began_at = self._counts_from = now
         self._sign_at = now
         self._top_step = -1
         self._steps_count = 0  # times that the gang's step advanced
@@ -109,10 +122,20 @@ class HangWatch:
 
     def observe(self, node: str, readings: Sequence[RankSigns], now: float) -> None:
         """The newest readings of all ranks that live on ``node``; whoever is no longer among them has ended."""
-        for reading in readings:
-            row = self._rows.get(reading.rank)
+        rows = self._rows
+        for reading in readings:  # of thousands of ranks each second, nearly all as busy as before
+            row = rows.get(reading.rank)
             if row is not None:
-                self._compare(row, reading, now)
+                was, row.seen = row.seen, reading
+                if (
+                    reading.state != was.state
+                    or reading.phase != was.phase
+                    or now - row.window_at >= CPU_WINDOW_S
+                    or reading.state in STOPPED_STATES
+                ):
+                    self._compare(row, was, reading, now)
+                elif _tells(was, reading):
+                    self._told(reading, now)
                 continue
             self._rows[reading.rank] = _Row(node, reading, now, now, reading.cpu_s)
             self._ended.discard(reading.rank)
@@ -145,26 +168,21 @@ class HangWatch:
             self._sign_at += now - max(self._suspended_at, self._sign_at)
             self._suspended_at = None
             self._unfit = True
+            self._counts_from = now
 
-    def _compare(self, row: _Row, reading: RankSigns, now: float) -> None:
-        was, row.seen = row.seen, reading
-        told = (
-            reading.step > was.step
-            or reading.slot_writes_count > was.slot_writes_count
-            or reading.output_bytes > was.output_bytes
-        )
+    def _compare(self, row: _Row, was: RankSigns, reading: RankSigns, now: float) -> None:
         shown = False
         if reading.state != was.state:
             row.state_since, shown = now, was.state == "D"
         if now - row.window_at >= CPU_WINDOW_S:
             shown = self._new_window(row, reading.cpu_s, now) or shown
-        if told:
+        if _tells(was, reading):
             self._told(reading, now)
         elif shown:
             self._sign(now, told=False)
         if reading.phase != was.phase and (reading.phase in LONG_PHASES or was.phase in LONG_PHASES):
             self._unfit = True
-        if reading.state in ("T", "t"):
+        if reading.state in STOPPED_STATES:
             self._unfit = True
 
     def _new_window(self, row: _Row, cpu_s: float, now: float) -> bool:
@@ -233,6 +251,17 @@ class HangWatch:
         if self._suspended_at is not None or not self._rows or self.policy.timeout_s == 0:
             return Quiet(NEVER, 0.0)
         limit_s = self.limit_s()
+        found = self._stand(limit_s, now)
+        by_stands = self._stood(found, now) if found is not None else None
+        if isinstance(by_stands, Stall):
+            return by_stands
+        by_signs = self._by_signs(limit_s, now)
+        if found is not None and isinstance(by_signs, Stall):
+            return replace(by_signs, observations=self._with_places(found))
+        return by_signs if by_stands is None else by_stands
+
+    def _by_signs(self, limit_s: float, now: float) -> Stall | Quiet:
+        """By what ranks tell and show, which is all there is of a command that is not Python."""
         stalled_s = now - self._sign_at
         # A limit may shrink at any time (start-up ends, a long phase ends), so nobody sleeps until half of it.
         soon = now + max(1.0, (self.policy.timeout_s or self.policy.steady_min_s) / LOOKS_PER_LIMIT)
@@ -241,10 +270,9 @@ class HangWatch:
         warning = f"no sign of progress for {stalled_s:.0f} s{self._at_step()}; counts as hung at {limit_s:.0f} s"
         if now < self._sign_at + limit_s:
             return Quiet(min(soon, self._sign_at + limit_s), limit_s, warning)
-        stale = [node for node, at in self._heard_at.items() if now - at > STALE_AFTER_S]
-        if stale:
-            why = f"{counted(len(stale), 'node')} sent no recent heartbeat, so no rank counts as hung"
-            return Quiet(now + LOOK_AGAIN_S, limit_s, f"no sign of progress for {stalled_s:.0f} s; {why}")
+        unheard = self._unheard(now)
+        if unheard:
+            return Quiet(now + LOOK_AGAIN_S, limit_s, f"no sign of progress for {stalled_s:.0f} s; {unheard}")
         evidence = self._evidence(now, stalled_s)
         if not evidence:
             why = "but ranks are busy"
@@ -254,10 +282,40 @@ class HangWatch:
         sentence = f"no sign of progress for {stalled_s:.0f} s{self._at_step()} (limit {limit_s:.0f} s) and {evidence}"
         return Stall(stalled_s, limit_s, self.observations(), sentence)
 
+    def _unheard(self, now: float) -> str:
+        """Why nobody may be called hung: readings that say nothing of now."""
+        stale = [node for node, at in self._heard_at.items() if now - at > STALE_AFTER_S]
+        return f"{counted(len(stale), 'node')} sent no recent heartbeat, so no rank counts as hung" if stale else ""
+
+    def _stand(self, limit_s: float, now: float) -> GangStand | None:
+        """What the ranks' samplers say."""
+        samples = [row.seen for row in self._rows.values()]
+        if not any(seen.stand is not None for seen in samples):
+            return None
+        in_long_phase = any(seen.phase in LONG_PHASES for seen in samples)
+        counts_for_s = now - self._counts_from
+        scene = GangScene(self.policy, self.steady, bool(self._ended), in_long_phase, limit_s, counts_for_s)
+        return standing.judge(samples, scene)
+
+    def _stood(self, found: GangStand, now: float) -> Stall | Quiet:
+        nodes = {rank: row.node for rank, row in self._rows.items()}
+        said = f"{standing.sentence(found, nodes)}{self._at_step()}"
+        unheard = self._unheard(now)
+        if not found.hung or unheard:
+            limit = unheard or f"counts as hung if all ranks stand, at {found.limit_s:.0f} s"
+            return Quiet(now + STAND_AGAIN_S, found.limit_s, f"{said}; {limit}")
+        return Stall(found.stood_s, found.limit_s, self._with_places(found), f"{said} (limit {found.limit_s:.0f} s)")
+
+    def _with_places(self, found: GangStand) -> tuple[RankObservation, ...]:
+        return tuple(
+            replace(seen, sign=found.sign if seen.rank in found.named else "", place=found.place_of(seen.rank))
+            for seen in self.observations()
+        )
+
     def _evidence(self, now: float, stalled_s: float) -> str:
         """What besides the time says that this is a hang; "" when nothing does."""
         rows = self._rows
-        stopped = [rank for rank, row in rows.items() if row.seen.state in ("T", "t")]
+        stopped = [rank for rank, row in rows.items() if row.seen.state in STOPPED_STATES]
         if stopped:
             return f"rank {min(stopped)} is stopped"
         idle_rate, in_kernel = self.policy.idle_cpu_rate, [rank for rank, row in rows.items() if row.seen.state == "D"]

@@ -4,8 +4,9 @@ A rank may fall first because of its node, or because of its code or data: both 
 it is. So it is moved to another node once: to a free one, else it changes places with the ranks of another node of the
 gang. If it falls there too, the code or the data is at fault and the first node is innocent. If another rank falls
 first on the first node, the node is at fault. If the gang comes past the step, the node that it left is excluded,
-unless a test of its devices came out clean, or a single rank of it fell only once. A node that is still in the gang
-stays.
+unless a test of its devices came out clean, a single rank of it fell only once, or such a failure often passes by
+itself. A node that is still in the gang stays. Storage and networks are shared: if the rank falls there too, both nodes
+are innocent, and the run goes on within its budget.
 
 ``blame`` asks ``compared``, ``choose`` begins a move, ``placement`` seats it, and ``running`` tells of progress.
 """
@@ -41,6 +42,11 @@ def compared(
         return replace(verdict, cause=cause, failure=Failure.NODE, blamed=(moved.node,), sentence=sentence)
     if verdict.suspects != (here,) or verdict.rank not in ranks_of_node(placement, here):
         return None
+    if _is_shared(verdict):
+        sentence = (
+            f"{verdict.sentence}, as on {moved.node} before: the rank falls on either node, and both are innocent"
+        )
+        return replace(verdict, suspects=(), rank=-1, moves=False, sentence=sentence, cleared=(moved.node, here))
     sentence = (
         f"{verdict.sentence}, as on {moved.node} before: the rank falls on either node, so its code or its data is at"
         f" fault and {moved.node} is innocent"
@@ -48,6 +54,11 @@ def compared(
     return Verdict(
         Cause.SAME_AGAIN, Failure.SCRIPT, (), (), verdict.signature, sentence, final=True, cleared=(moved.node, here)
     )
+
+
+def _is_shared(verdict: Verdict) -> bool:
+    """May all nodes share what failed? What another node shows too is not the code's then."""
+    return verdict.cure is Cure.WAIT or verdict.cause is Cause.NETWORK
 
 
 def begun(state: RunState, verdict: Verdict, now: float) -> tuple[RunState, str]:
@@ -66,7 +77,8 @@ def begun(state: RunState, verdict: Verdict, now: float) -> tuple[RunState, str]
     step, is_whole = state.checkpoints.observed_step, 1 < len(ranks) == len(fell)
     decided = Move(rank, node, other, state.attempt.number, step, verdict.signature, times, is_whole)
     swaps = f", whose ranks move to {node}," if placement.holds(other) else ""
-    words = f"; rank {rank} of {node} moves to {other}{swaps} to tell the node from the code"
+    whose = "what nodes share" if _is_shared(verdict) else "the code"
+    words = f"; rank {rank} of {node} moves to {other}{swaps} to tell the node from {whose}"
     return replace(state, health=replace(state.health, move=decided)), words
 
 
@@ -94,7 +106,8 @@ def passed(state: RunState, now: float, policy: Policy) -> tuple[RunState, str]:
     who = f"rank {moved.rank} fell first on {moved.node}"
     often = " twice" if moved.times > 1 else ", with all its ranks" if moved.is_whole_node else ""
     reason = f"{who}{often}, and on {moved.other} it {past}"
-    if moved.times < 2 and not moved.is_whole_node:  # a failure that passes by itself looks the same
+    passes = not moved.signature or (moved.times < 2 and not moved.is_whole_node)
+    if passes:  # a failure that passes by itself looks the same
         return state, f"; {reason}: {moved.node} holds no rank now, and it stays in the job"
     state, told = quarantine.leave_out(state, [moved.node], reason, now, policy)
     return state, f"; {reason}: {told}"

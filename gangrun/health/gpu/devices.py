@@ -155,6 +155,25 @@ def beside(facts: NodeFacts, own: tuple[str, ...] | None) -> frozenset[str]:
     return frozenset(places) - used
 
 
+def own_gpus(facts: NodeFacts, own: tuple[str, ...] | None) -> dict[str, int]:
+    """The places of the job's GPUs and the number by which CUDA knows each; empty if that cannot be told."""
+    places = gpus_in(facts)
+    if len({facts.get(place, "model") for place in places} - {None}) > 1 and not (own and not own[0].isdigit()):
+        return {}  # CUDA may number them by speed
+    if own is None:
+        return {place: number for number, place in enumerate(places)}
+    found = {}
+    for number, word in enumerate(own):
+        named = [
+            place
+            for place in places
+            if (place == f"gpu {int(word)}" if word.isdigit() else str(facts.get(place, UUID) or "").startswith(word))
+        ]
+        if len(named) == 1:
+            found[named[0]] = number
+    return found if len(found) == len(own) or not any(word.isdigit() for word in own) else {}
+
+
 def is_beside(facts: NodeFacts, named_gpus: tuple[str, ...] | None, uuid: str) -> bool:
     """May the job not use this GPU? It may be one that is lost, and cannot say any more that this is its UUID."""
     others = beside(facts, named_gpus)

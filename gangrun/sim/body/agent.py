@@ -16,7 +16,7 @@ from gangrun.agent.brain import effects, facts
 from gangrun.agent.brain.decide import AgentBrain, AgentConfig
 from gangrun.agent.brain.effects import Effect
 from gangrun.core.events import StacksTaken
-from gangrun.core.model import ErrorReport, Met, NodeFinding, RankStack
+from gangrun.core.model import BrokenSlot, ErrorReport, Met, NodeFinding, RankStack
 from gangrun.core.recovery.error_rules import marked
 from gangrun.sim.body.gang import SimRank, exit_of
 from gangrun.sim.body.memory import SimKept, holdings
@@ -51,6 +51,7 @@ COMMANDS = (Prepare, Launch, CheckNode, Stacks)
 
 PREPARE_S, LAUNCH_S, STOP_S, STACKS_S, CHECK_S, TESTS_S, BRING_S, READ_S = 0.02, 0.1, 0.3, 0.2, 0.05, 20.0, 0.4, 0.6
 SAVE_S = 0.5
+FIRST_LOOK_S = 5.0  # of a new health watch, if nobody asks for one
 
 
 class Warden(Protocol):
@@ -114,7 +115,7 @@ class SimAgent(SimProcess):
             incarnation=incarnation,
             boot_id=node.boot_id,
             job=node.job,
-            slots_count=world.setup.shape.slots_per_node,
+            slots_count=world.setup.shape.slots_per_node + world.setup.spare_slots_count,
             peer=PeerAddress(node.name, f"peer:{incarnation}", "key"),
             timing=world.setup.policy.timing,
             roster_count=world.setup.job_nodes_count,
@@ -129,6 +130,13 @@ class SimAgent(SimProcess):
         self._active_seq = 0  # the newest beat when something last happened here
         self._wake: Scheduled | None = None
         self.perform(self.brain.start(self.boot()))
+        if world.broken_slots.get(node.name):
+            self.timeline.after(FIRST_LOOK_S, lambda: self.when_awake(self._look))
+
+    def _look(self) -> None:
+        """What broke while nobody looked is seen now."""
+        for slot in sorted(self.world.broken_slots[self.node.name]):
+            self.finds(fatal=True, slot=slot)
 
     def boot(self) -> float:
         """This host's CLOCK_BOOTTIME."""
@@ -181,7 +189,13 @@ class SimAgent(SimProcess):
         line = self.line
         if line is None or line.supervisor is None or not brain.lease.welcomed or not brain.lease.talks:
             return False
-        if len(brain.outbox) or brain.orders.launching or brain.orders.stopping or self.node.keeps_talking():
+        if (
+            len(brain.outbox)
+            or brain.orders.launching
+            or brain.orders.stopping
+            or brain.probes
+            or self.node.keeps_talking()
+        ):
             return False
         return bool(line.supervisor.parked.would_hear(self))
 
@@ -285,11 +299,13 @@ class SimAgent(SimProcess):
 
         self.when_awake(hear)
 
-    def finds(self, *, fatal: bool) -> None:
+    def finds(self, *, fatal: bool, slot: int = -1) -> None:
         """A check on this node measured something."""
         sentence = "a GPU fell off the bus" if fatal else "a memory error was contained"
         needs = "" if fatal else "reset"
-        found = NodeFinding(self.node.name, "xid", fatal, sentence, self.boot(), not fatal, needs, until_boot=fatal)
+        found = NodeFinding(
+            self.node.name, "xid", fatal, sentence, self.boot(), not fatal, needs, f"gpu {slot}", fatal, slot=slot
+        )
         self.tell(facts.FindingReported(found))
 
     def rank_ended(self, rank: SimRank, code: int | None, signal: int | None, error: ErrorReport | None) -> None:
@@ -338,6 +354,8 @@ class Deeds:
                 self._send(effect.message)
             case effects.SendPeer():
                 self.world.send_peer(self.agent, effect.peer.endpoint, effect.message)
+            case effects.Knock():
+                self.world.knock(self.agent, effect.peer)
             case effects.ReplyPeer():
                 self.world.send_peer(self.agent, effect.route.decode(), effect.message)
             case effects.DialTerm():
@@ -393,10 +411,11 @@ class Deeds:
         sick = self.node.name in self.world.sick
         if sick:
             self.agent.finds(fatal=True)
+        slots = sorted(self.world.broken_slots.get(self.node.name, ()))
+        broken = tuple(BrokenSlot(slot, f"gpu {slot}", "a GPU fell off the bus") for slot in slots)
         tested = "all came out right" if tests and not sick else ""
-        self.agent.tell(
-            facts.Checked(not sick, "a GPU fell off the bus" if sick else "", tested, tests, command.meetings, met)
-        )
+        why = "a GPU fell off the bus" if sick else ""
+        self.agent.tell(facts.Checked(not sick, why, tested, tests, command.meetings, met, broken))
 
     def _recover(self, command: Recover) -> None:
         """What is in memory is known at once; what is written is there when the disk has it."""

@@ -421,6 +421,9 @@ class SimCheckpoints:
         """What is whole by now was not saved because ranks were told to."""
         self._told_at = self.timeline.now
 
+    def figures(self) -> None:
+        """Ranks report their steps."""
+
     def look(self, above_step: int) -> None:
         """Is there a newer valid one?"""
 

@@ -56,7 +56,7 @@ MACHINE = {
     "memlock": _raised("RuntimeError", "ibv_reg_mr failed: Cannot allocate memory, check max locked memory"),
     "local disk": _raised("OSError", "[Errno 28] No space left on device: '/tmp/torch_extensions/lock'"),
     "no tmpdir": _raised("FileNotFoundError", "[Errno 2] No usable temporary directory found in ['/tmp', '/var/tmp']"),
-    "mount gone": _raised("OSError", "[Errno 116] Stale file handle: '/data/shard-3.bin'"),
+    "mount gone": _raised("OSError", "[Errno 107] Transport endpoint is not connected: '/data/shard-3.bin'"),
     "ecc line": ErrorText(line="  what():  CUDA error: uncorrectable ECC error encountered", code=None, signal=6),
     "lost line": ErrorText(line="terminating: GPU is lost. Reboot the system to recover this GPU"),
 }

@@ -386,6 +386,7 @@ class SimJobs:
         self.scheduler = scheduler
         self.supervisor = supervisor
         self.stay = supervisor.node.job
+        self._looked_at = -math.inf
         job = scheduler.job_of(supervisor.node.job)
         if job is not None and scheduler.watch_of is not None:
             self._turn(scheduler.watch_of(supervisor, job))
@@ -408,13 +409,21 @@ class SimJobs:
 
     def look(self) -> None:
         """The same."""
-        self.supervisor.timeline.after(ANSWERS_AFTER_S, lambda: self.supervisor.when_awake(self._tell_taken))
+        asked_at = self.supervisor.clock.now()
+        self.supervisor.timeline.after(
+            ANSWERS_AFTER_S, lambda: self.supervisor.when_awake(lambda: self._tell_taken(asked_at))
+        )
 
-    def _tell_taken(self) -> None:
+    def _tell_taken(self, asked_at: float) -> None:
         job = self.scheduler.job_of(self.supervisor.node.job)
         if job is not None and self.supervisor.timeline.now >= self.scheduler.moods.down_until:
             for node in job.taken:
                 self.supervisor.post(Stamped(NodeAbsent(node, f"taken out of {job.id}", scheduler=True, taken=True)))
+            self._looked_at = asked_at
+
+    def looked_at(self) -> float:
+        """``ports.Jobs.looked_at``."""
+        return self._looked_at
 
     def _answer(self) -> None:
         job = self.scheduler.job_of(self.supervisor.node.job)

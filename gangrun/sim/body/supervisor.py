@@ -33,7 +33,7 @@ FLUSH_EVERY_S = 9.0
 FLUSHES_NODES_MAX_COUNT = 16  # each flush wakes all agents: in big worlds that is most of what there is to simulate
 QUIET = (Ack, Welcome, Probe)
 
-REFRESH_EVERY_S = 1.0
+REFRESH_EVERY_S = 0.4  # before a heartbeat of a parked agent would count as missed
 TRIP_S = 0.001  # of a beat that is not sent
 
 

@@ -21,7 +21,7 @@ from gangrun.sim.engine.disk import SimDisk
 from gangrun.sim.engine.network import Network
 from gangrun.sim.engine.process import SimProcess
 from gangrun.sim.setup import Setup
-from gangrun.wire.messages import BetweenAgents, FromAgent, Launch, Prepare, Stop
+from gangrun.wire.messages import BetweenAgents, FromAgent, Launch, PeerAddress, Prepare, Stop
 
 
 class Checks(ABC):
@@ -97,6 +97,7 @@ class Surroundings(ABC):
     gangs: list[SimGang]
     nodes: Any
     sick: set[str]  # nodes whose hardware is broken, until they are repaired, which nobody does
+    broken_slots: dict[str, set[int]]  # of nodes that have a GPU for each rank
     rank_failures: RankFailures
     bad_links: set[frozenset[str]]  # two nodes whose ranks do not reach each other, or one that reaches nobody
     resumed: dict[str, Any]  # job -> what a person asked of it
@@ -130,6 +131,8 @@ class Surroundings(ABC):
     def add_agent(self, agent: Any) -> None: ...
     @abstractmethod
     def send_peer(self, sender: Any, endpoint: str, message: BetweenAgents) -> None: ...
+    @abstractmethod
+    def knock(self, sender: Any, peer: PeerAddress) -> None: ...
     @abstractmethod
     def gang_at(self, command: Launch) -> SimGang: ...
     @abstractmethod

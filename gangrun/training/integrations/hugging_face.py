@@ -58,6 +58,10 @@ class HuggingFaceCallback(TrainerCallback):
         """A long evaluation is no hang."""
         progress.mark_phase("eval")
 
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The evaluation is over."""
+        progress.mark_phase("train")
+
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The checkpoint is written."""
         progress.checkpoint_saved()

@@ -66,7 +66,7 @@ class LightningCallback(Callback):
             progress.report_logged(outputs if isinstance(outputs, dict) else {"loss": outputs})
         asked = progress.step(self._step)
         if asked.checkpoint:
-            with progress.saving():
+            with progress.phase("checkpoint"):
                 trainer.save_checkpoint(self._path(trainer))
             progress.checkpoint_saved()
         if asked.stop:
@@ -81,6 +81,10 @@ class LightningCallback(Callback):
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """A long evaluation is no hang."""
         progress.mark_phase("eval")
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """The next step may take long, but as a step."""
+        progress.mark_phase("train")
 
 
 def torchtitan_hook(trainer: Any) -> None:
@@ -113,7 +117,7 @@ class _Hook:
         """Torchtitan calls it after each step, and it decides by ``interval`` whether to save."""
         asked = progress.step(curr_step)
         self._stops = self._stops or asked.stop
-        with progress.saving():
+        with progress.phase("checkpoint"):
             if not asked.checkpoint:
                 return self._save(curr_step, last_step=last_step, **more)
             interval, self._checkpointer.interval = self._checkpointer.interval, 1

@@ -26,10 +26,10 @@ from gangrun.checkpoint.commit import Staging, write_whole
 from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME
 from gangrun.checkpoint.scan import Identity, StorageUnreadable, list_steps, step_pattern
 from gangrun.checkpoint.store import CheckpointRoom, Depth
-from gangrun.core.checkpoints.cadence import Cadence
 from gangrun.core.checkpoints.resume import Kind
 from gangrun.core.checkpoints.retention import CommittedStep, Keep, for_a_rollback, to_prune
 from gangrun.core.policy import Policy
+from gangrun.planning.cadence import Cadence
 from gangrun.ports import Clock
 from gangrun.training import step as progress
 from gangrun.training.memory.saving import MemorySaving
@@ -37,7 +37,7 @@ from gangrun.training.metadata_file import describe
 from gangrun.training.ranks import RankGroup
 from gangrun.training.save.delta import Delta, WrittenPart
 from gangrun.training.save.snapshot import HostBuffer, Snapshot
-from gangrun.wire.saves import NAME, SavesTold, encode
+from gangrun.wire.saves import ATTEMPTS_MAX_COUNT, NAME, SIZE_BYTES, SavesTold, decode, encode
 
 BUFFERS_COUNT = 2
 LOOK_EVERY_S = 10.0  # through the checkpoint directory, where saves go to memory
@@ -244,13 +244,16 @@ class Retention:
 
 
 class SaveStatus:
-    """The news of one attempt. ``plan`` says how often is saved, and why."""
+    """The news of one attempt. ``plan`` says how often is saved, and why; ``stalled_s`` for how long in all."""
 
-    def __init__(self, staging: Staging, clock: Clock, plan: Callable[[], Cadence]) -> None:
-        """Takes its place on the disk at once."""
+    def __init__(
+        self, staging: Staging, clock: Clock, plan: Callable[[], Cadence], stalled_s: Callable[[], float]
+    ) -> None:
+        """Takes its place on the disk at once, and over what earlier attempts told."""
         self._path = os.path.join(staging.run_folder, NAME)
-        self._clock, self._plan = clock, plan
+        self._clock, self._plan, self._stalled_s = clock, plan, stalled_s
         self._told = SavesTold(staging.attempt, 0.0, 0.0, "")
+        self._before = tuple(one for one in self._stalled_before() if one[0] != staging.attempt)
         self._write()
 
     def ended(self, step: int, failure: str, persist_s: float) -> None:
@@ -263,10 +266,24 @@ class SaveStatus:
                 persist_s=persist_s,
             )  # fmt: skip
 
+    def _stalled_before(self) -> tuple[tuple[int, float], ...]:
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return ()
+        try:
+            told = decode(os.read(descriptor, SIZE_BYTES))
+        except OSError:
+            return ()
+        finally:
+            os.close(descriptor)
+        return told.stalled if told is not None else ()
+
     def _write(self, **news: object) -> None:
+        stalled = (*self._before, (self._told.attempt, round(self._stalled_s(), 2)))[-ATTEMPTS_MAX_COUNT:]
         plan, now = self._plan(), self._clock.wall()
         self._told = msgspec.structs.replace(
-            self._told, at=now, interval_s=plan.interval_s, interval_reason=plan.reason, **news
+            self._told, at=now, interval_s=plan.interval_s, interval_reason=plan.reason, stalled=stalled, **news
         )
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         with contextlib.suppress(OSError):  # what cannot be told is not told
@@ -297,7 +314,7 @@ def refused_directory(directory: str) -> ValueError | None:
             f"another Checkpointer of this process saves to {directory}: close() it first, or give this one another "
             "directory"
         )
-    with progress.saving():
+    with progress.phase("checkpoint"):
         if before.ended(WAIT_S):
             return None
     return ValueError(

@@ -16,13 +16,12 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from gangrun.core.checkpoints.cadence import Cadence, cadence, observed_mtbf_s
+from gangrun.planning.cadence import STALL_GUESS_S, Cadence, cadence, expected_mtbf_s, observed_mtbf_s
 from gangrun.ports import Clock
 from gangrun.training.ranks import RankGone, RankGroup, ScriptCall
 
 MEET_EVERY_S = 1.0
 MEET_STEPS_MAX_COUNT = 100  # should steps grow a thousandfold slower, ranks still meet within them
-_STALL_GUESS_S = 1.0
 _PERSIST_GUESS_S = 5.0
 
 
@@ -46,6 +45,14 @@ class Every:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class FailuresSeen:
+    """What this run has to learn its time between failures from, beside the time that it trained."""
+
+    count: int
+    nodes_count: int
+
+
 class Schedule:
     """When to save ``every`` so often; None: only when asked."""
 
@@ -54,20 +61,20 @@ class Schedule:
         every: Every | None,
         ranks: RankGroup,
         clock: Clock,
+        seen: FailuresSeen,
         *,
-        failures_count: int,
         mtbf_s: float | None,
         early: bool = True,
     ) -> None:
-        """``mtbf_s``: what the user knows of the machine; otherwise it is learnt from ``failures_count``. ``early``:
+        """``mtbf_s``: what the user knows of the machine; otherwise it is learnt from the failures ``seen``. ``early``:
         with "auto", the first save is at once.
         """
         self._is_early = early and every == Every()
         self._every = every
         self._ranks, self._clock = ranks, clock
-        self._failures_count, self._mtbf_s = failures_count, mtbf_s
-        self.stall_s, self.persist_s = _STALL_GUESS_S, _PERSIST_GUESS_S
-        self.trained_before_s = 0.0
+        self._seen, self._mtbf_s = seen, mtbf_s
+        self.stall_s, self.persist_s = STALL_GUESS_S, _PERSIST_GUESS_S
+        self.trained_before_s = self.stalled_s = 0.0
         self._began = self._last_save = self._last_met = clock.now()
         self._steps_count = 0
         self._met_at_count = 0
@@ -84,7 +91,8 @@ class Schedule:
         if self._every is None:
             return Cadence(0.0, "only when asked: gangrun writes checkpoints from the nodes' memory to the disk")
         if self._every == Every():
-            mtbf_s = self._mtbf_s or observed_mtbf_s(self.trained_s, self._failures_count)
+            prior_s = expected_mtbf_s(self._seen.nodes_count)
+            mtbf_s = self._mtbf_s or observed_mtbf_s(self.trained_s, self._seen.count, prior_s)
             return cadence(self.stall_s, self.persist_s, mtbf_s)
         if self._every.steps:
             return Cadence(float(self._every.steps), f"every {self._every.steps} steps, as asked")
@@ -109,6 +117,7 @@ class Schedule:
     def saved(self, stall_s: float) -> None:
         """A save was taken; training stood still for so long."""
         self.stall_s = stall_s
+        self.stalled_s += stall_s
         self._last_save = self._clock.now()
         self._is_early = False
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from gangrun.core.machine import running, transitions
-from gangrun.core.nodes import device_test, quarantine
+from gangrun.core.nodes import device_test, placement, quarantine
 from gangrun.core.recovery import blame, choose, error_rules, move
 from tests.sim.canaries.mutation import Swaps, mutant
 
@@ -23,13 +23,20 @@ def a_line_explains_what_others_share() -> Swaps:
     return ((error_rules, "own_end", lambda died: ""),)
 
 
+@mutant("a GPU that broke gets no rank again", "9", "I9")
+def broken_slots_get_ranks() -> Swaps:
+    """Ranks are given to the first slots of a node, broken or not."""
+    original = placement.seated
+    return ((placement, "seated", lambda names, shape, nodes=None: original(names, shape)),)
+
+
 @mutant("ranks that fail at one moment write their own errors before SIGTERM", "10", "I9")
 def no_settle() -> Swaps:
     """SIGTERM comes as soon as one has failed."""
     original = transitions.stop_or_note
 
-    def stop(state: Any, now: float, policy: Any, reason: str, evidence: Any, settle_s: float = 0.0) -> Any:
-        return original(state, now, policy, reason, evidence)
+    def stop(state: Any, now: float, policy: Any, reason: str, evidence: Any, *_: float, **how: bool) -> Any:
+        return original(state, now, policy, reason, evidence, **how)
 
     return ((running, "stop_or_note", stop),)
 

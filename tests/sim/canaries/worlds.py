@@ -32,7 +32,7 @@ def holder_stopped_in_a_backoff(rng: random.Random, seed: int) -> World:
     plan = FaultPlan()
     for at_s in (10.0, 16.0):
         plan = plan.fail_at(at_s, Kind.KILL_RANK, rank=rng.randrange(4))
-    plan = plan.fail_at(16.0 + rng.uniform(0.6, 2.5), Kind.PAUSE_SUPERVISOR, node=0, for_s=rng.uniform(5.0, 10.0))
+    plan = plan.fail_at(16.0 + rng.uniform(0.6, 2.5), Kind.PAUSE_SUPERVISOR, node=0, for_s=rng.uniform(3.2, 9.0))
     return World(setup, plan, rng.randrange(10**6))
 
 
@@ -41,7 +41,7 @@ def holder_stopped_with_its_clock(rng: random.Random, seed: int) -> World:
     """Its machine is paused while a restart is under way, so that it wakes believing that it still leads."""
     del seed
     plan = FaultPlan().fail_at(10.0, Kind.KILL_RANK, rank=rng.randrange(1, 4))
-    plan = plan.fail_at(10.0 + rng.uniform(0.0, 1.2), Kind.PAUSE_NODE, node=0, for_s=rng.uniform(6.5, 12.0))
+    plan = plan.fail_at(10.0 + rng.uniform(0.0, 1.2), Kind.PAUSE_NODE, node=0, for_s=rng.uniform(3.6, 7.0))
     return World(Setup.of(4), plan, rng.randrange(10**6))
 
 
@@ -174,7 +174,7 @@ def orders_come_late(rng: random.Random, seed: int) -> World:
     return World(Setup.of(3), plan, rng.randrange(10**6))
 
 
-NEXT_CHOICE_S = 43.5  # from the loss of a node until the next job's attempt has chosen its resume point
+NEXT_CHOICE_S = 9.5  # from the loss of a node until the next job's attempt has chosen its resume point
 
 
 @recipe("staging_stays_open")
@@ -310,7 +310,7 @@ def the_next_job_meets_an_error(rng: random.Random, seed: int) -> World:
     at_s = rng.uniform(6.0, 12.0)
     kind = (Kind.FS_ERROR, Kind.FS_FULL, Kind.FS_LOST_REPLY)[seed % 3]
     plan = FaultPlan().fail_at(at_s, Kind.KILL_NODE, node=rng.choice((1, 2)))
-    plan = plan.fail_at(at_s + rng.uniform(5.0, 8.0), kind, node=None, for_s=rng.uniform(3.0, 20.0))
+    plan = plan.fail_at(at_s + rng.uniform(2.0, 6.0), kind, node=None, for_s=rng.uniform(3.0, 20.0))
     return World(replace(Setup.of(3, requeue=True), pool_count=9), plan, rng.randrange(10**6))
 
 

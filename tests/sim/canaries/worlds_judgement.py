@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from gangrun.core.model import Shape
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
 from gangrun.sim.body.rank_failures import ALL, MACHINE, OPEN, REMARKS
 from tests.sim.canaries.recipes import recipe
@@ -35,6 +36,15 @@ def one_writes_a_line_and_all_fall(rng: random.Random, seed: int) -> World:
     node, amount, text = rng.randrange(1, 4), rng.choice((0.5, 3.5)), rng.choice(tuple(OPEN))
     plan = FaultPlan().fail_at(0.0, Kind.REMARK, node=node, text=rng.choice(tuple(REMARKS)))
     return of(4, plan.fail_at(0.0, Kind.FAIL_ALL, amount=amount, text=text), rng)
+
+
+@recipe("broken_slots_get_ranks")
+def a_gpu_of_one_box_breaks(rng: random.Random, seed: int) -> World:
+    """There is a spare one."""
+    del seed
+    plan = FaultPlan().fail_at(rng.uniform(0.2, 20.0), Kind.BREAK_SLOT, node=0, amount=rng.randrange(4))
+    setup = replace(Setup.of(1, script=TRAINS), shape=Shape(1, 1, 4, 1), spare_slots_count=1)
+    return World(setup, plan, rng.randrange(10**6))
 
 
 @recipe("no_settle")

@@ -143,7 +143,7 @@ def acks_of_an_old_term(rng: random.Random, seed: int) -> World:
     del seed
     at_s, node = rng.uniform(8.0, 12.0), rng.choice((2, 3))
     plan = FaultPlan().fail_at(at_s, Kind.DELAY, node=0, for_s=rng.uniform(4.0, 30.0), amount=rng.uniform(9.0, 16.0))
-    plan = plan.fail_at(at_s + rng.uniform(6.5, 9.0), Kind.CUT, node=node, for_s=90.0)
+    plan = plan.fail_at(at_s + rng.uniform(4.2, 7.5), Kind.CUT, node=node, for_s=90.0)
     return World(Setup.of(5, script=FALLS_ALONE), plan, seed_of(rng))
 
 

@@ -1,0 +1,63 @@
+"""``gangrun report``: where the time and the money of a run, or of all runs, went."""
+
+from __future__ import annotations
+
+import click
+
+from gangrun.cli.options import Typed, json_option, run_argument, runs_dir_option
+from gangrun.config.parsers import positive_span_s
+from gangrun.display.account_page import cluster_page, report_page
+from gangrun.display.status_page import look_now
+from gangrun.display.text import echo_json
+from gangrun.errors import DONE, UNKNOWN, UserError
+from gangrun.runs.ledger import ClusterReport, ClusterTotals, report_of
+from gangrun.runs.locate import entries_of, find
+from gangrun.runs.snapshot import read
+
+
+@click.command("report")
+@run_argument
+@click.option("-a", "--all", "all_runs", is_flag=True, help="Add up all runs: failures by cause and node, time saved.")
+@click.option("--window", type=Typed(positive_span_s, name="time"), help="Also show the useful share of the last TIME.")
+@click.option("--gpu-hour-price", type=click.FloatRange(min=0), metavar="PRICE", help="Price of a GPU for an hour.")
+@json_option
+@runs_dir_option
+def report(
+    run: str | None, all_runs: bool, window: float | None, gpu_hour_price: float | None, as_json: bool,
+    runs_dir: str | None,
+) -> int:  # fmt: skip
+    """Show what a run spent its time on: each second of the run and of each node is in one class.
+
+    \b
+      gangrun report my-run --gpu-hour-price 3
+      gangrun report my-run --window 24h
+      gangrun report --all                       how often nodes fail, and which
+    """  # noqa: D301 - click reads the backspace
+    look = look_now()
+    if all_runs:
+        if run is not None or window is not None:
+            words = "--all adds up every run, so it takes neither RUN nor --window"
+            raise UserError("usage", words, "leave out --all")
+        cluster = _all(runs_dir, gpu_hour_price)
+        if as_json:
+            echo_json(cluster)
+        else:
+            click.echo("\n".join(cluster_page(cluster, look)))
+        return DONE
+    reading = read(find(run, runs_dir), timeline=True)
+    if reading.state is None:
+        words = f"{reading.spec.run} has no journal yet: no supervisor has begun"
+        raise UserError("journal", words, f"gangrun status {reading.spec.run} says what it waits for", UNKNOWN)
+    found = report_of(reading, window, gpu_hour_price)
+    if as_json:
+        echo_json(found)
+    else:
+        click.echo("\n".join(report_page(found, look)))
+    return DONE
+
+
+def _all(runs_dir: str | None, price: float | None) -> ClusterReport:
+    totals = ClusterTotals(price)
+    for entry in entries_of(runs_dir):
+        totals.take(entry)
+    return totals.report()

@@ -1,0 +1,570 @@
+"""Where the time of a run went: each millisecond of the run, and of each of its nodes, is in exactly one class.
+
+How it works: between two records nothing changes, so the records cut the run into segments, each with what the run did,
+who was there and where the ranks were placed. ``recoveries`` divides what lies between a failure and the next step;
+its spans replace the classes of the segments there. What an attempt trained in vain is the end of what it trained: the
+share that the next one has to do again. Nothing is rounded after the first step, so sums are exact.
+
+A node counts from the beginning of its job to the end. Between jobs, and before the first, as many nodes wait in the
+queue as the run wants. After the run has ended nothing counts until it is resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from gangrun.adapters.fs.index import IndexEntry
+from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.core.model import TERMINAL, Cause, Phase, RunState
+from gangrun.core.nodeset import natural_sort
+from gangrun.errors import UserError
+from gangrun.planning.plan import BY_HAND_S, NOTICING_BY_HAND_S
+from gangrun.runs.recoveries import Part, Recovery, recoveries_of
+from gangrun.runs.saves import read_saves
+from gangrun.runs.snapshot import RunSnapshot, read
+from gangrun.runs.status import SCHEMA, AttemptStatus, attempt_status, redone_share
+from gangrun.wire.record import Record, whole_placement
+
+
+class TimeUse(Enum):
+    """What a second was spent on."""
+
+    USEFUL = "useful"
+    SAVING = "checkpoint stall"  # ranks stood still while a save took the state
+    LOST = "lost"  # training that had to be done again
+    QUEUE = "queue"
+    START_UP = "start-up"  # until agents have joined, and until ranks run
+    PREFLIGHT = "preflight"
+    LOADING = "loading"  # until the checkpoint is chosen and verified
+    COMPILE = "compile"  # from the start of all ranks to their first step: imports, loading, compiling
+    NOTICING = "noticing"
+    STOPPING = "stopping"
+    FENCING = "fencing"
+    WAITING = "waiting"  # for nodes, a back-off, a service
+    IDLE_SPARE = "idle spare"
+    UNUSABLE = "unusable"  # in the job, but lost or excluded
+
+
+_OF_PART = {
+    Part.NOTICED: TimeUse.NOTICING,
+    Part.DECIDED: TimeUse.NOTICING,
+    Part.STOPPED: TimeUse.STOPPING,
+    Part.FENCED: TimeUse.FENCING,
+    Part.WAITED: TimeUse.WAITING,
+    Part.CHECKED: TimeUse.PREFLIGHT,
+    Part.CHOSEN: TimeUse.LOADING,
+    Part.STARTED: TimeUse.START_UP,
+    Part.FIRST_STEP: TimeUse.COMPILE,
+}
+_OF_PHASE = {
+    Phase.PENDING: TimeUse.START_UP,
+    Phase.CHECKING: TimeUse.PREFLIGHT,
+    Phase.STARTING: TimeUse.LOADING,
+    Phase.RUNNING: TimeUse.COMPILE,
+    Phase.STOPPING: TimeUse.STOPPING,
+    Phase.WAITING: TimeUse.WAITING,
+}
+_UNPLACED = frozenset({Phase.PENDING.value, Phase.CHECKING.value, Phase.WAITING.value})
+_ENDS = frozenset(phase.value for phase in TERMINAL)
+_TRAINING = frozenset({TimeUse.USEFUL.value, TimeUse.SAVING.value, TimeUse.LOST.value})
+FAILURE_OUTCOMES = frozenset({*(cause.value for cause in Cause), "failed"})  # moves and preemptions are none
+
+
+@dataclass(frozen=True, slots=True)
+class _Situation:
+    """What holds until the next record."""
+
+    use: TimeUse | None = TimeUse.QUEUE  # None: the run has ended
+    job: str = ""  # "": none holds nodes
+    attempt: int = -1
+    placed: frozenset[str] | None = None  # None: no ranks are placed
+    joined: frozenset[str] = frozenset()
+    away: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    began_ms: int
+    ended_ms: int
+    at: _Situation
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Milliseconds by class: of the run as a whole, of each node, and of the nodes that it waited for in the queue."""
+
+    began_ms: int
+    until_ms: int
+    run_ms: dict[TimeUse, int]
+    nodes_ms: dict[str, dict[TimeUse, int]]
+    queued_node_ms: int
+
+    @property
+    def whole_ms(self) -> int:
+        """All of the run's time, without that between its end and a resume."""
+        return sum(self.run_ms.values())
+
+    @property
+    def useful_share(self) -> float | None:
+        """ETTR: useful training over all of the run's time, queue included; None: no time has passed."""
+        return self.run_ms.get(TimeUse.USEFUL, 0) / self.whole_ms if self.whole_ms else None
+
+    @property
+    def node_ms(self) -> dict[TimeUse, int]:
+        """Over all nodes, with those that were waited for in the queue."""
+        found = {use: sum(times.get(use, 0) for times in self.nodes_ms.values()) for use in TimeUse}
+        found[TimeUse.QUEUE] += self.queued_node_ms
+        return found
+
+
+def ledger_of(
+    records: Sequence[Record], state: RunState, *, wanted_count: int, created_ms: int | None = None,
+    until_ms: int | None = None, window_ms: int | None = None, stalled_ms: Mapping[int, int] | None = None,
+) -> Ledger:  # fmt: skip
+    """The ledger of all these records, which reach back to the run's beginning.
+
+    ``window_ms``: only the last so much of it. ``created_ms``: when the run was submitted, on the run's clock.
+    ``stalled_ms``: of attempts, how long their training stood still for saves, as far as that is known.
+    """
+    reader = _Reader()
+    reader.read(records, created_ms, until_ms)
+    spans = [span for one in recoveries_of(records) for span in one.spans_ms]
+    segments = _with_losses(list(_with_recoveries(reader.segments, spans)), state)
+    end = segments[-1].ended_ms if segments else 0
+    start = segments[0].began_ms if segments else 0
+    since = start if window_ms is None else max(start, end - window_ms)
+    run: dict[TimeUse, int] = {}
+    nodes: dict[str, dict[TimeUse, int]] = {}
+    queued, stall_share = 0, _stall_shares(segments, stalled_ms or {})
+    for one in segments:
+        took, use = one.ended_ms - max(one.began_ms, since), one.at.use
+        if took <= 0 or use is None:
+            continue
+        stalled = round(took * stall_share.get(one.at.attempt, 0.0)) if use is TimeUse.USEFUL else 0
+        queued += 0 if one.at.job else took * wanted_count
+        for this, part in ((use, took - stalled), (TimeUse.SAVING, stalled)):
+            if part:
+                run[this] = run.get(this, 0) + part
+                for node in reader.members.get(one.at.job, ()):
+                    times, of_node = nodes.setdefault(node, {}), _of_node(node, one.at, this)
+                    times[of_node] = times.get(of_node, 0) + part
+    return Ledger(since, end, run, {node: nodes[node] for node in natural_sort(nodes)}, queued)
+
+
+def _stall_shares(segments: Iterable[_Segment], stalled_ms: Mapping[int, int]) -> dict[int, float]:
+    """Of each attempt, the share of its training in which it stood still for a save; spread evenly over it."""
+    trained: dict[int, int] = {}
+    for one in segments:
+        if one.at.use in (TimeUse.USEFUL, TimeUse.LOST) and one.at.attempt in stalled_ms:
+            trained[one.at.attempt] = trained.get(one.at.attempt, 0) + one.ended_ms - one.began_ms
+    return {number: min(1.0, stalled_ms[number] / whole) for number, whole in trained.items()}
+
+
+def _of_node(node: str, at: _Situation, use: TimeUse) -> TimeUse:
+    if node in at.away or node in at.excluded:
+        return TimeUse.UNUSABLE
+    if node not in at.joined:
+        return TimeUse.START_UP
+    return use if at.placed is None or node in at.placed else TimeUse.IDLE_SPARE
+
+
+class _Reader:
+    """Goes through the records once."""
+
+    def __init__(self) -> None:
+        self.segments: list[_Segment] = []
+        self.members: dict[str, set[str]] = {}  # of each job, whenever they joined
+        self._tells_steps = False
+        self._comes_back: dict[str, int] = {}  # each job, with how many more of its supervisors are to come
+
+    def read(self, records: Sequence[Record], created_ms: int | None, until_ms: int | None) -> None:
+        """All of them."""
+        self._tells_steps = any(record.kind == "FirstStepSeen" for record in records)
+        for record in records:
+            if isinstance(job := _taken(record), str):
+                self._comes_back[job] = self._comes_back.get(job, 0) + 1
+        if not records:
+            return
+        at, newest = _Situation(), _ms(records[0].at)
+        if created_ms is not None and created_ms < newest:
+            self._lasted(created_ms, newest, at)
+        for record in records:
+            now = max(newest, _ms(record.at))
+            left = record.kind == "TermTaken" and at.job not in ("", record.event.get("job"))
+            self._lasted(newest, now, replace(at, use=TimeUse.QUEUE, job="") if left else at)  # nobody told of its end
+            if record.outcome == "applied":
+                at = self._after(at, record)
+            newest = now
+        if at.use is not None and until_ms is not None:
+            self._lasted(newest, max(newest, until_ms), at)
+
+    def _lasted(self, began_ms: int, ended_ms: int, at: _Situation) -> None:
+        if ended_ms <= began_ms or at.use is None:
+            return
+        last = self.segments[-1] if self.segments else None
+        if last is not None and last.at == at and last.ended_ms == began_ms:
+            self.segments[-1] = replace(last, ended_ms=ended_ms)
+        else:
+            self.segments.append(_Segment(began_ms, ended_ms, at))
+
+    def _after(self, at: _Situation, record: Record) -> _Situation:
+        at = self._roster(at, record)
+        for act in record.actions:
+            match act.kind, act.args:
+                case "StartGang", {"attempt": int(number), "placement": dict(placement)}:
+                    seats = whole_placement(placement)["seats"]
+                    at = replace(at, attempt=number, placed=frozenset(seat["slot"]["node"] for seat in seats))
+                case "EndJob", _ if not self._comes_back.get(at.job):  # else that supervisor died before it ended it
+                    use = None if record.phase in _ENDS else TimeUse.QUEUE
+                    return replace(at, use=use, job="", placed=None, joined=frozenset(), away=frozenset())
+                case _:
+                    pass
+        if not at.job:
+            return at
+        if record.phase in _ENDS:
+            return replace(at, use=None, job="", placed=None, joined=frozenset(), away=frozenset())
+        if record.phase in _UNPLACED:
+            at = replace(at, placed=None)
+        return replace(at, use=self._use(at, record))
+
+    def _roster(self, at: _Situation, record: Record) -> _Situation:
+        if isinstance(job := _taken(record), str):
+            self._comes_back[job] -= 1
+        match record.kind, record.event:
+            case "TermTaken", {"job": str(job)} if job != at.job:
+                at = _Situation(job=job, attempt=at.attempt, excluded=at.excluded)
+                self.members.setdefault(job, set())
+            case (("AgentJoined" | "AgentRejoined"), {"node": str(node)}) if at.job:
+                self.members[at.job].add(node)
+                at = replace(at, joined=at.joined | {node}, away=at.away - {node})
+            case "NodeHeard", {"node": str(node)}:
+                at = replace(at, away=at.away - {node})
+            case (("NodeLost" | "NodeAbsent"), {"node": str(node)}):
+                at = replace(at, away=at.away | {node})
+            case _:
+                pass
+        if isinstance(changed := record.patch.get("excluded"), dict):
+            now = {node for node, why in changed.items() if why is not None}
+            at = replace(at, excluded=(at.excluded - changed.keys()) | now)
+        return at
+
+    def _use(self, at: _Situation, record: Record) -> TimeUse:
+        use = _OF_PHASE.get(Phase(record.phase), TimeUse.WAITING)
+        if use is TimeUse.LOADING and (at.placed is not None or record.kind == "ResumeChosen"):
+            return TimeUse.START_UP  # the checkpoint is chosen
+        if use is not TimeUse.COMPILE:
+            return use
+        stepped = record.kind in {"FirstStepSeen", "ProgressMarked"} or not self._tells_steps
+        return TimeUse.USEFUL if stepped or at.use is TimeUse.USEFUL else TimeUse.COMPILE
+
+
+def _with_recoveries(segments: Iterable[_Segment], spans: Sequence[tuple[int, int, Part]]) -> Iterator[_Segment]:
+    """The segments, cut where parts of recoveries begin and end."""
+    k = 0
+    for one in segments:
+        if not one.at.job:
+            yield one
+            continue
+        while k < len(spans) and spans[k][1] <= one.began_ms:
+            k += 1
+        now, j = one.began_ms, k
+        while j < len(spans) and spans[j][0] < one.ended_ms:
+            start, end = max(now, spans[j][0]), min(one.ended_ms, spans[j][1])
+            if start > now:
+                yield _Segment(now, start, one.at)
+            if end > start:
+                yield _Segment(start, end, replace(one.at, use=_OF_PART[spans[j][2]]))
+                now = end
+            j += 1
+        if now < one.ended_ms:
+            yield _Segment(now, one.ended_ms, one.at)
+
+
+def _with_losses(segments: list[_Segment], state: RunState) -> list[_Segment]:
+    """The segments; of each attempt the end of its training is lost that had to be done again."""
+    attempts = {one.number: attempt_status(one, lambda at: at) for one in state.attempts}
+    left_ms: dict[int, int] = {}  # of each attempt, how much is still to be marked as lost
+    for number, share in _redone(list(attempts.values()), state):
+        trained = sum(
+            one.ended_ms - one.began_ms for one in segments if one.at.use is TimeUse.USEFUL and one.at.attempt == number
+        )
+        left_ms[number] = round(share * trained)
+    found: list[_Segment] = []
+    for one in reversed(segments):
+        left = left_ms.get(one.at.attempt, 0) if one.at.use is TimeUse.USEFUL else 0
+        cut = max(one.began_ms, one.ended_ms - left)
+        if cut < one.ended_ms:
+            left_ms[one.at.attempt] = left - (one.ended_ms - cut)
+            found.append(_Segment(cut, one.ended_ms, replace(one.at, use=TimeUse.LOST)))
+        if cut > one.began_ms:
+            found.append(_Segment(one.began_ms, cut, one.at))
+    return found[::-1]
+
+
+def _redone(attempts: Sequence[AttemptStatus], state: RunState) -> Iterator[tuple[int, float]]:
+    """Each attempt that has ended, with the share of its training that was in vain."""
+    for one, after in pairwise(attempts):
+        yield one.number, redone_share(one, after.resumed_from_step, after.resumed_from_save)
+    if attempts and state.phase in (Phase.FAILED, Phase.CANCELLED):  # what a resume would have to do again
+        newest = state.checkpoints.newest
+        yield attempts[-1].number, redone_share(attempts[-1], newest.step if newest is not None else None, None)
+
+
+def _taken(record: Record) -> object:
+    """The job whose supervisor begins with this record; None: none does."""
+    return record.event.get("job") if record.kind == "TermTaken" and record.outcome == "applied" else None
+
+
+def _ms(seconds: float) -> int:
+    return round(1000 * seconds)
+
+
+# ---- what ``gangrun report`` prints ----
+
+
+class UseTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """One class: of the run's time, of all its nodes, and what that cost."""
+
+    use: str
+    run_s: float
+    node_s: float
+    gpu_h: float
+    cost: float | None
+
+
+class NodeTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """One node: seconds by class."""
+
+    node: str
+    whole_s: float
+    uses_s: dict[str, float]
+
+
+class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest part of a run."""
+
+    seconds: float
+    ettr: float | None
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``report --json`` prints of one run; the classes sum to the whole."""
+
+    schema: int = SCHEMA
+    run: str
+    name: str
+    state: str
+    whole_s: float
+    ettr: float | None
+    window: WindowReport | None
+    gpus_per_node: int
+    node_s: float
+    gpu_h: float
+    cost: float | None
+    failures: dict[str, int]  # by cause
+    recoveries: int  # that succeeded
+    saved_gpu_h: float
+    uses: tuple[UseTotal, ...]
+    nodes: tuple[NodeTotal, ...]
+
+    @property
+    def trained_s(self) -> float:
+        """All training, with its stalls and with what was lost."""
+        return sum(one.run_s for one in self.uses if one.use in _TRAINING)
+
+
+def report_of(reading: RunSnapshot, window_s: float | None, price: float | None) -> RunReport:
+    """The report of one run, whose snapshot has all records."""
+    spec, state = reading.spec, reading.state
+    assert state is not None
+    gpus = spec.slots_per_node * spec.ranks_per_slot
+    sign = reading.last_sign()
+    until_ms = None if reading.ended or sign is None else _ms(sign)
+    wanted = (spec.nodes_count or len(spec.nodes)) + spec.spares_count
+
+    saves = read_saves(spec.checkpoint.directory, spec.run)
+    stalled_ms = {} if saves is None else {number: _ms(seconds) for number, seconds in saves.stalled}
+
+    def made(window_ms: int | None) -> Ledger:
+        return ledger_of(
+            reading.records, state, wanted_count=wanted, created_ms=_ms(spec.created_wall), until_ms=until_ms,
+            window_ms=window_ms, stalled_ms=stalled_ms,
+        )  # fmt: skip
+
+    found = made(None)
+    recent = None if window_s is None else WindowReport(seconds=window_s, ettr=made(_ms(window_s)).useful_share)
+    uses = tuple(_total(use, found, gpus, price) for use in TimeUse if found.run_ms.get(use) or found.node_ms[use])
+    held_ms = sum(found.node_ms.values()) - found.node_ms[TimeUse.QUEUE]
+    recoveries = [one for one in recoveries_of(reading.records) if one.next_attempt is not None]
+    return RunReport(
+        run=spec.run, name=spec.name, state=state.phase.value, whole_s=found.whole_ms / 1000, ettr=found.useful_share,
+        window=recent, gpus_per_node=gpus, node_s=held_ms / 1000, gpu_h=_gpu_h(held_ms, gpus),
+        cost=None if price is None else _gpu_h(held_ms, gpus) * price, failures=failures_by_cause(state),
+        recoveries=len(recoveries), saved_gpu_h=saved_gpu_h(recoveries, spec.nodes_count or len(spec.nodes), gpus),
+        uses=uses, nodes=tuple(_of_one(node, times) for node, times in found.nodes_ms.items()),
+    )  # fmt: skip
+
+
+def _gpu_h(node_ms: int, gpus: int) -> float:
+    return node_ms * gpus / 3.6e6
+
+
+def _total(use: TimeUse, found: Ledger, gpus: int, price: float | None) -> UseTotal:
+    """Of the queue nobody pays."""
+    gpu_h = 0.0 if use is TimeUse.QUEUE else _gpu_h(found.node_ms[use], gpus)
+    return UseTotal(
+        use=use.value, run_s=found.run_ms.get(use, 0) / 1000, node_s=found.node_ms[use] / 1000, gpu_h=gpu_h,
+        cost=None if price is None else gpu_h * price,
+    )  # fmt: skip
+
+
+def _of_one(node: str, times: dict[TimeUse, int]) -> NodeTotal:
+    uses = {use.value: times[use] / 1000 for use in TimeUse if times.get(use)}
+    return NodeTotal(node=node, whole_s=sum(times.values()) / 1000, uses_s=uses)
+
+
+def failures_by_cause(state: RunState) -> dict[str, int]:
+    """How many attempts ended in a failure, by cause; those that were moved, requeued or preempted did not."""
+    found: dict[str, int] = {}
+    for one in state.attempts:
+        if one.outcome in FAILURE_OUTCOMES:
+            found[one.outcome] = found.get(one.outcome, 0) + 1
+    return found
+
+
+def saved_gpu_h(recoveries: Iterable[Recovery], nodes_count: int, gpus: int) -> float:
+    """GPU-hours that a person who requeues the job by hand would have lost more."""
+    by_hand_ms = _ms(NOTICING_BY_HAND_S + BY_HAND_S)
+    saved_ms = sum(by_hand_ms - one.whole_ms for one in recoveries)
+    return _gpu_h(saved_ms * nodes_count, gpus)
+
+
+# ---- over many runs ----
+
+
+class CauseTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """How often attempts failed for one cause, and the time between such failures of one node."""
+
+    cause: str
+    failures: int
+    node_mtbf_s: float
+
+
+class NodeFailures(msgspec.Struct, frozen=True, kw_only=True):
+    """A node, and how often runs lost or excluded it."""
+
+    node: str
+    times: int
+    reasons: tuple[str, ...]
+
+
+class RunLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, in one line."""
+
+    run: str
+    name: str
+    state: str
+    whole_s: float
+    ettr: float | None
+    gpu_h: float
+    failures: int
+
+
+class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``report --all --json`` prints."""
+
+    schema: int = SCHEMA
+    runs: tuple[RunLine, ...]
+    unreadable: tuple[str, ...]
+    node_s: float
+    gpu_h: float
+    cost: float | None
+    node_mtbf_s: float | None
+    causes: tuple[CauseTotal, ...]
+    nodes: tuple[NodeFailures, ...]
+    saved_gpu_h: float
+
+
+@dataclass(slots=True)
+class ClusterTotals:
+    """Adds up runs, one after the other: all of their records would not fit into memory at once."""
+
+    price: float | None = None
+    runs: list[RunReport] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    nodes: dict[str, list[str]] = field(default_factory=dict)
+
+    def take(self, entry: IndexEntry) -> None:
+        """One more run; if it cannot be read, why."""
+        try:
+            self.add(read(RunPaths(Path(entry.path)), timeline=True))
+        except UserError as error:
+            self.unreadable.append(f"{entry.run}: {error.message}")
+        except OSError as error:
+            self.unreadable.append(f"{entry.run}: {error.strerror or error} ({error.filename or entry.path})")
+
+    def add(self, reading: RunSnapshot) -> None:
+        """One more run."""
+        if reading.state is None:
+            return
+        self.runs.append(report_of(reading, None, self.price))
+        for node, why in node_failures(reading.records):
+            self.nodes.setdefault(node, []).append(why)
+
+    def report(self) -> ClusterReport:
+        """What they tell together."""
+        node_s = sum(one.node_s for one in self.runs)
+        causes: dict[str, int] = {}
+        for one in self.runs:
+            for cause, count in one.failures.items():
+                causes[cause] = causes.get(cause, 0) + count
+        total = sum(causes.values())
+        worst = sorted(self.nodes.items(), key=lambda item: (-len(item[1]), item[0]))
+        return ClusterReport(
+            runs=tuple(
+                RunLine(
+                    run=one.run, name=one.name, state=one.state, whole_s=one.whole_s, ettr=one.ettr, gpu_h=one.gpu_h,
+                    failures=sum(one.failures.values()),
+                )
+                for one in self.runs
+            ),
+            unreadable=tuple(self.unreadable), node_s=node_s, gpu_h=sum(one.gpu_h for one in self.runs),
+            cost=None if self.price is None else sum(one.cost or 0.0 for one in self.runs),
+            node_mtbf_s=node_s / total if total else None,
+            causes=tuple(
+                CauseTotal(cause=cause, failures=count, node_mtbf_s=node_s / count)
+                for cause, count in sorted(causes.items(), key=lambda item: (-item[1], item[0]))
+            ),
+            nodes=tuple(
+                NodeFailures(node=node, times=len(why), reasons=tuple(dict.fromkeys(why))) for node, why in worst
+            ),
+            saved_gpu_h=sum(one.saved_gpu_h for one in self.runs),
+        )  # fmt: skip
+
+
+def node_failures(records: Iterable[Record]) -> Iterator[tuple[str, str]]:
+    """Each time that a node was excluded or lost, and why; a lost node that is then excluded counts once."""
+    out: dict[str, str] = {}
+    for record in records:
+        if record.outcome != "applied" or record.kind == "Snapshot":
+            continue
+        match record.kind, record.event:
+            case (("AgentJoined" | "AgentRejoined" | "NodeHeard"), {"node": str(node)}):
+                out.pop(node, None)
+            case "NodeLost", {"node": str(node), "why": str(why)} if node not in out:
+                out[node] = why
+                yield node, why
+            case _:
+                pass
+        changed = record.patch.get("excluded")
+        for node, why in (changed if isinstance(changed, dict) else {}).items():
+            if isinstance(why, dict) and node not in out:
+                out[node] = str(why.get("reason", ""))
+                yield node, out[node]

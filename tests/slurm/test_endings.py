@@ -52,6 +52,7 @@ def test_no_warden_is_started_again_while_scancel_ends_the_job(cluster: Cluster,
     warden = cluster.warden_on(host)
     cluster.user_run(["scancel", job])
     os.kill(warden, signal.SIGKILL)
+    until(lambda: warden not in [one.pid for one in cluster.processes_on(host, r"warden\.py")], SOON_S, "its end")
     stays(lambda: not cluster.processes_on(host, r"warden\.py|slurm_node"), SOON_S, "no warden comes back")
     cluster.wait_job(job, "CANCELLED")
     cluster.assert_clean(15)

@@ -80,7 +80,7 @@ def test_a_rollback_goes_to_before_the_anomaly_and_never_meets_its_batches_again
     assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1), box.told()
     assert status["attempts"][0]["outcome"] == "numerical"
     assert status["attempts"][1]["resumed_from_step"] < 59
-    assert "since step 60" in status["attempts"][0]["reason"], status["attempts"][0]["reason"]
+    assert "at step 60 " in status["attempts"][0]["reason"], status["attempts"][0]["reason"]
     assert "but" not in status["reason"]
     again = [line.split() for line in (box.work / "met").read_text().splitlines() if line.startswith("1 ")]
     indices = [int(index) for _, _, index in again]

@@ -232,6 +232,9 @@ class AnomalyKind(Enum):
     FLAT = "flat"
 
 
+LOSS, NORM = "loss", "gradient norm"
+
+
 @dataclass(frozen=True, slots=True)
 class Anomaly:
     """One stretch of bad reports of one rank in one attempt; see ``recovery.loss_rules``."""
@@ -240,7 +243,7 @@ class Anomaly:
     since_step: int  # of the first bad report
     step: int  # of the newest
     count: int  # of bad reports
-    what: str  # "loss" or "gradient norm"
+    what: str  # ``LOSS`` or ``NORM``
     value: str  # of the newest bad report: NaN is no number that JSON has
     usual: str = ""  # what it was before, in words
     lasting: bool = False  # it did not pass: reason enough to act

@@ -14,12 +14,8 @@ import msgspec
 
 from gangrun.core.model import Attempt
 from gangrun.core.text import json_number
-from gangrun.wire.progress import TrainingPhase
 
 NOT_NUMBERS = frozenset({"NaN", "Infinity", "-Infinity"})
-
-
-_PHASES = {phase.value: phase.name.lower() for phase in TrainingPhase if phase is not TrainingPhase.UNKNOWN}
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +45,16 @@ def figures_of(live: Mapping[str, Any], step: int | None, attempt: Attempt, *, e
         eta_s=max(0, total - step) / per_s if known else None,  # type: ignore[operator]
         tokens=_count(live.get("tokens")),
         tokens_per_s=_positive(live.get("tokens_per_s")),
-        phase=None if ended else _PHASES.get(_count(live.get("slot_phase")) or 0),
+        phase=None if ended else _phase(_count(live.get("slot_phase")) or 0),
     )
+
+
+def _phase(number: int) -> str | None:
+    if not number:
+        return None
+    from gangrun.wire.progress import TrainingPhase  # not what most looks at a run should wait for
+
+    return TrainingPhase(number).name.lower() if number in set(TrainingPhase) else None
 
 
 def _number(value: object) -> float | str | None:

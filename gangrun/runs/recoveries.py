@@ -12,10 +12,11 @@ a part lasts until the next mark. So parts are never negative and always sum to 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 from typing import Any
+
+import msgspec
 
 from gangrun.core.model import TERMINAL, After, Phase
 from gangrun.core.text import known_step
@@ -48,8 +49,7 @@ class Rung(Enum):
     END = "end"  # by none: the run ended
 
 
-@dataclass(frozen=True, slots=True)
-class Recovery:
+class Recovery(msgspec.Struct, frozen=True):
     """One recovery. Moments are of the run clock, spans in whole milliseconds."""
 
     attempt: int  # that failed
@@ -86,8 +86,7 @@ def recoveries_of(records: Iterable[Record]) -> tuple[Recovery, ...]:
     return tuple(reader.told())
 
 
-@dataclass(slots=True)
-class _Try:
+class _Try(msgspec.Struct):
     """One attempt, as far as this page needs it."""
 
     number: int = -1
@@ -101,11 +100,10 @@ class _Try:
     top_step: int = -1
 
 
-@dataclass(slots=True)
-class _Signs:
+class _Signs(msgspec.Struct):
     """What was noticed of the current attempt, (since when, when noticed)."""
 
-    silent: dict[str, tuple[int, int]] = field(default_factory=dict)
+    silent: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
     stalled: tuple[int, int] | None = None
 
     def oldest(self, now: int) -> tuple[int, int]:
@@ -114,8 +112,7 @@ class _Signs:
         return min((since for since, _ in signs), default=now), min((seen for _, seen in signs), default=now)
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(msgspec.Struct):
     """A recovery on its way."""
 
     failed: _Try

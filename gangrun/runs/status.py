@@ -15,11 +15,19 @@ import msgspec
 
 from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, Phase, RunState, SeenAnomaly
+from gangrun.core.model import (
+    LOSS,
+    NORM,
+    TERMINAL,
+    AttemptRecord,
+    CheckpointRef,
+    Node,
+    Phase,
+    RunState,
+    SeenAnomaly,
+)
 from gangrun.core.nodes.standing import active
 from gangrun.core.nodeset import natural_sort
-from gangrun.core.recovery.anomalies import past_words
-from gangrun.core.recovery.loss_rules import LOSS, NORM
 from gangrun.core.text import is_save_time, json_number, step_or_none, step_words
 from gangrun.errors import UserError
 from gangrun.runs.figures import NOT_NUMBERS, figures_of
@@ -359,6 +367,8 @@ _FIGURES = {LOSS: "loss", NORM: "grad_norm"}
 
 
 def _anomaly(seen: SeenAnomaly) -> AnomalyStatus:
+    from gangrun.core.recovery.anomalies import past_words  # most runs have none, and do not wait for it
+
     one = seen.anomaly
     return AnomalyStatus(
         attempt=seen.attempt, rank=seen.rank, node=seen.node, kind=one.kind.value, what=one.what, value=one.value,

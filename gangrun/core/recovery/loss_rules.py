@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gangrun.core.model import Anomaly, AnomalyKind
+from gangrun.core.model import LOSS, NORM, Anomaly, AnomalyKind
 from gangrun.core.text import json_number
 
 WINDOW_COUNT = 200
@@ -41,7 +41,6 @@ NORM_NOT_FINITE_COUNT = 20
 NOT_FINITE_LASTING_COUNT = 3
 FLAT_COUNT = 500
 CALM_COUNT = 50
-LOSS, NORM = "loss", "gradient norm"
 
 
 def number_words(value: float) -> str:

@@ -268,11 +268,20 @@ def in_background(log: Path, own: Callable[[Callable[[], None]], int]) -> None:
     ``begun``; a ``UserError`` of before is raised here. Interrupted before, it starts nothing.
     """
     read, write = os.pipe()
+    interrupts: list[int] = []  # Python swallows a Ctrl-C that comes while it forks, so both processes note it
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+
+    def heed_interrupts() -> None:
+        signal.signal(signal.SIGINT, before)
+        if interrupts:
+            raise KeyboardInterrupt
+
     child = os.fork()
     if child:
         os.close(write)
         with os.fdopen(read, "rb") as pipe:
             try:
+                heed_interrupts()
                 heard = pipe.read()
             except BaseException:  # Ctrl-C reaches this process only: the other has left the terminal
                 os.kill(child, signal.SIGINT)
@@ -298,6 +307,7 @@ def in_background(log: Path, own: Callable[[Callable[[], None]], int]) -> None:
         null, file = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for fd, into in ((0, null), (1, file), (2, file)):
             os.dup2(into, fd)
+        heed_interrupts()
         code = own(lambda: tell([]))
     except UserError as error:
         if answer:

@@ -40,7 +40,7 @@ from gangrun.adapters.net import sockets
 from gangrun.adapters.net.curve import read_client_key, write_client_key
 from gangrun.adapters.net.router import QueueMailbox
 from gangrun.core.events import RankExited, RankFinished
-from gangrun.core.model import ErrorReport, RankExit
+from gangrun.core.evidence import ErrorReport, RankExit
 from gangrun.core.nodeset import fold, unfold
 from gangrun.core.policy import Policy
 from gangrun.entry import supervisor

@@ -30,7 +30,8 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.fs.terms import FsTerms, Ticket
 from gangrun.core.events import RankExited
-from gangrun.core.model import ErrorReport, Phase, RankExit, Shape
+from gangrun.core.evidence import ErrorReport, RankExit
+from gangrun.core.model import Phase, Shape
 from gangrun.core.policy import Policy
 from gangrun.supervisor.opening import RunFacts
 from gangrun.supervisor.takeover import take

@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import msgspec
 
 from gangrun.core.events import RankExited, RankFinished
-from gangrun.core.model import ErrorReport, Phase, RankExit, Shape
+from gangrun.core.evidence import ErrorReport, RankExit
+from gangrun.core.model import Phase, Shape
 from gangrun.core.policy import Policy
 from gangrun.ports import AgentSaid, Item, Woken
 from gangrun.wire.messages import Ack, AgentEvent, Beat, Probe, ProbeResult, RankSample

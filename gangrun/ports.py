@@ -12,7 +12,8 @@ from typing import Protocol
 
 from gangrun.core.actions import Action, ChooseResume, EndJob
 from gangrun.core.events import Stamped
-from gangrun.core.model import Inventory, Placement, RankObservation, RunState, StateFigures
+from gangrun.core.evidence import RankObservation, StateFigures
+from gangrun.core.model import Inventory, Placement, RunState
 from gangrun.wire.record import Claim, History, Record
 
 

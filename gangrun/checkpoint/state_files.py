@@ -10,7 +10,7 @@ import glob
 import os
 from collections.abc import Iterator
 
-from gangrun.core.model import StateFigures
+from gangrun.core.evidence import StateFigures
 from gangrun.frameworks.framework import AUTO, frameworks_of
 
 TAIL_MAX_BYTES = 64 * 1024

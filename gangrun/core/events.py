@@ -9,18 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from gangrun.core.model import (
-    Anomaly,
-    BrokenSlot,
-    CheckpointRef,
-    Inventory,
-    Met,
-    NodeFinding,
-    Origin,
-    RankExit,
-    RankObservation,
-    RankStack,
-)
+from gangrun.core.evidence import Anomaly, NodeFinding, RankExit, RankObservation, RankStack
+from gangrun.core.model import BrokenSlot, CheckpointRef, Inventory, Met, Origin
 
 
 class NoticeKind(Enum):

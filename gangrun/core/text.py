@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from gangrun.core.model import NodeFinding
+from gangrun.core.evidence import NodeFinding
 
 MESSAGE_CHARS_COUNT = 240
 SAVE_TIMES = range(10**12, 10**14)  # in ms since 1970; no training gets to so many steps

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from gangrun.core import actions as act
 from gangrun.core import events as ev
 from gangrun.core.checkpoints import flush_to_disk
-from gangrun.core.model import CheckpointRef, Inventory, RankExit, RankObservation, RankStack
+from gangrun.core.evidence import RankExit, RankObservation, RankStack
+from gangrun.core.model import CheckpointRef, Inventory
 from gangrun.core.nodeset import fold
 from gangrun.core.text import counted, listed, one_line, signal_name, step_words
 from gangrun.runs.failures import RANK_STATES

@@ -19,7 +19,8 @@ from gangrun.adapters.local.box import gpus_count
 from gangrun.adapters.local.health_child import HealthChild
 from gangrun.adapters.net.interface import unanswered
 from gangrun.agent.brain.facts import Checked, FindingReported
-from gangrun.core.model import BrokenSlot, Met, NodeFinding
+from gangrun.core.evidence import NodeFinding
+from gangrun.core.model import BrokenSlot, Met
 from gangrun.core.nodes.device_test import QUICK, THOROUGH
 from gangrun.core.nodes.network_test import ROUND_S
 from gangrun.entry.health_children import exchanged

@@ -26,7 +26,8 @@ from gangrun.checkpoint.verification import Tick, Verification, verify_share
 from gangrun.core.actions import ChooseResume
 from gangrun.core.checkpoints.resume import Chosen, NothingValid, parse_resume, patience_s, readers_max_count, ref_of
 from gangrun.core.events import AttemptSealed, CheckpointSeen, Event, NoneValid, ResumeChosen, Stamped, StepBrought
-from gangrun.core.model import CheckpointRef, StateFigures
+from gangrun.core.evidence import StateFigures
+from gangrun.core.model import CheckpointRef
 from gangrun.core.nodeset import fold
 from gangrun.core.text import step_words
 from gangrun.display.text import size_words

@@ -37,7 +37,7 @@ from gangrun.health.host import site
 from gangrun.launch.health_here import HealthProbes, at_the_gate, families_of
 
 if TYPE_CHECKING:
-    from gangrun.core.model import DriverReport
+    from gangrun.core.evidence import DriverReport
     from gangrun.health.framework.check import CheckVerdict, Finding, NodeFacts
 
 OPEN_WITHIN_S = 5.0

@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from gangrun.core.model import StateFigures
+from gangrun.core.evidence import StateFigures
 
 AUTO = "auto"
 FILE = "file"

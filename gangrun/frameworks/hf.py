@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Collection
 
-from gangrun.core.model import StateFigures
+from gangrun.core.evidence import StateFigures
 from gangrun.frameworks.framework import Facts, Framework
 
 _WEIGHTS = (

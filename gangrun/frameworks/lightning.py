@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from gangrun.core.model import StateFigures
+from gangrun.core.evidence import StateFigures
 from gangrun.frameworks.framework import Facts, Framework
 
 _STATES = "optimizer_states"

@@ -11,7 +11,8 @@ import msgspec
 
 from gangrun.adapters.fs.known_bad import KnownBadFile
 from gangrun.config import environment
-from gangrun.core.model import Reported, RunState
+from gangrun.core.evidence import Reported
+from gangrun.core.model import RunState
 from gangrun.core.nodes import history, quarantine
 from gangrun.core.nodes.history import nodes_to_avoid
 from gangrun.core.nodeset import NodesetError, fold, unfold

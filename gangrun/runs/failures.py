@@ -15,7 +15,8 @@ import msgspec
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import read_ranks
 from gangrun.core.events import ProgressMarked, ProgressStalled, RankExited, StacksTaken
-from gangrun.core.model import Hang, Phase, RankExit, RankStack
+from gangrun.core.evidence import Hang, RankExit, RankStack
+from gangrun.core.model import Phase
 from gangrun.core.recovery import blame_hang
 from gangrun.core.text import signal_name
 from gangrun.runs.rank_output import Wanted

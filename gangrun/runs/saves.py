@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from gangrun.core.model import StateFigures
+from gangrun.core.evidence import StateFigures
 from gangrun.runs.snapshot import patience
 from gangrun.wire.saves import NAME, SIZE_BYTES, SavesTold, decode
 from gangrun.wire.spec import CheckpointSpec

@@ -15,17 +15,8 @@ import msgspec
 
 from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.core.model import (
-    LOSS,
-    NORM,
-    TERMINAL,
-    AttemptRecord,
-    CheckpointRef,
-    Node,
-    Phase,
-    RunState,
-    SeenAnomaly,
-)
+from gangrun.core.evidence import LOSS, NORM, SeenAnomaly
+from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, Phase, RunState
 from gangrun.core.nodes.standing import active
 from gangrun.core.nodeset import natural_sort
 from gangrun.core.text import is_save_time, json_number, step_or_none, step_words

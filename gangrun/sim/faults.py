@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from gangrun.core.events import DrainRequested, Stamped
-from gangrun.core.model import ErrorReport
+from gangrun.core.evidence import ErrorReport
 from gangrun.sim.body.gang import SimRank
 from gangrun.sim.body.node import SimNode
 from gangrun.sim.body.rank_failures import ALL, BUGS, ERROR_TEXTS, MACHINE, OPEN, REMARKS, LastingFailure

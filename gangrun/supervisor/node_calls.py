@@ -25,7 +25,8 @@ from gangrun.core.events import (
     StacksTaken,
     StopTimedOut,
 )
-from gangrun.core.model import Placement, RankStack, Savers
+from gangrun.core.evidence import RankStack
+from gangrun.core.model import Placement, Savers
 from gangrun.core.nodeset import fold_in_order
 from gangrun.core.policy import Policy, Timing
 from gangrun.core.protocol import lease

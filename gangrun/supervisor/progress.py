@@ -18,7 +18,8 @@ from dataclasses import replace
 from typing import Any
 
 from gangrun.core.events import AnomalySeen, Event, FirstStepSeen, FlushDue, ProgressMarked, ProgressStalled
-from gangrun.core.model import Anomaly, AnomalyKind, Phase, RunState, StateFigures
+from gangrun.core.evidence import Anomaly, AnomalyKind, StateFigures
+from gangrun.core.model import Phase, RunState
 from gangrun.core.policy import Policy
 from gangrun.core.recovery.hang import HangWatch, Quiet, Stall
 from gangrun.core.recovery.loss_rules import CALM_COUNT

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from gangrun.core.checkpoints.memory import Holding
-from gangrun.core.model import Anomaly, BrokenSlot, Met, RankStack
+from gangrun.core.evidence import Anomaly, RankStack
+from gangrun.core.model import BrokenSlot, Met
 from gangrun.core.recovery.standing import Stand
 
 SCHEMA = 2

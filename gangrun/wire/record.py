@@ -19,12 +19,11 @@ from typing import Any
 
 import msgspec
 
+from gangrun.core.evidence import Evidence, Hang
 from gangrun.core.model import (
     Attempt,
     Ending,
-    Evidence,
     Fence,
-    Hang,
     NodeHealth,
     Origin,
     Placement,

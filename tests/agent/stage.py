@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from gangrun.agent.brain import effects, facts
 from gangrun.agent.brain.decide import AgentBrain, AgentConfig
 from gangrun.agent.brain.effects import Effect
-from gangrun.core.model import RankExit
+from gangrun.core.evidence import RankExit
 from gangrun.core.policy import Timing
 from gangrun.wire.messages import (
     Ack,

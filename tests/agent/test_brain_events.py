@@ -9,7 +9,7 @@ import pytest
 from gangrun.agent.brain import effects, facts
 from gangrun.agent.brain.line import FINDINGS_MAX, PER_BEAT_MAX, Outbox
 from gangrun.core.events import CancelRequested, Notice, RankExited, RankFinished
-from gangrun.core.model import NodeFinding
+from gangrun.core.evidence import NodeFinding
 from gangrun.wire.kinds import event_of
 from gangrun.wire.messages import Beat, Farewell, Ping, Pong, Probe, ProbeResult, RankSample, Stop
 from tests.agent.stage import PEERS, Stage, dial, died, stop

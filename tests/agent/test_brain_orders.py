@@ -7,7 +7,7 @@ import pytest
 from gangrun.agent.brain import effects, facts
 from gangrun.agent.brain.orders import ANSWERS_MAX
 from gangrun.core.events import StacksTaken
-from gangrun.core.model import RankStack
+from gangrun.core.evidence import RankStack
 from gangrun.wire.messages import (
     Beat,
     CheckAnswer,

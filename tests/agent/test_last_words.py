@@ -20,7 +20,7 @@ from gangrun.agent.ranks.exits import (
     telling,
 )
 from gangrun.agent.ranks.observe import memory_bytes
-from gangrun.core.model import RankExit
+from gangrun.core.evidence import RankExit
 
 WATCHDOG = """\
 [rank1]:[E1121 10:00:01.1 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: \

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangrun.agent.brain.line import TRIPS_MAX_COUNT, TRIPS_MIN_COUNT, ClockSkew
-from gangrun.core.model import NodeFinding
+from gangrun.core.evidence import NodeFinding
 from gangrun.wire.messages import Ack
 
 WALL = 1.7e9

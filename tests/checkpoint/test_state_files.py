@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.checkpoint.state_files import StateFiles
-from gangrun.core.model import StateFigures
+from gangrun.core.evidence import StateFigures
 
 
 def trainer_state(folder: Path, step: int, at: float) -> None:

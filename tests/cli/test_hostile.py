@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gangrun.core.events import CancelRequested, NodeLost
-from gangrun.core.model import ErrorReport
+from gangrun.core.evidence import ErrorReport
 from gangrun.display.text import block, clean, log_line
 from tests.command_line import Call, call
 from tests.runs.builder import Builder

@@ -26,20 +26,10 @@ from gangrun.core.events import (
     ResumeChosen,
     Stamped,
 )
+from gangrun.core.evidence import ErrorReport, NodeFinding, RankExit
 from gangrun.core.machine.lifecycle import follows, step
 from gangrun.core.machine.succession import first_state
-from gangrun.core.model import (
-    CheckpointRef,
-    ErrorReport,
-    Level,
-    NodeFinding,
-    Origin,
-    Outcome,
-    Phase,
-    RankExit,
-    RunState,
-    Shape,
-)
+from gangrun.core.model import CheckpointRef, Level, Origin, Outcome, Phase, RunState, Shape
 from gangrun.core.nodes.placement import node_of_rank
 from gangrun.core.policy import Policy
 

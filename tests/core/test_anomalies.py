@@ -6,7 +6,8 @@ import pytest
 
 from gangrun.core.actions import ChooseResume, StopGang
 from gangrun.core.events import AnomalySeen, AttemptSealed, GangStarted, NoneValid, RankFinished
-from gangrun.core.model import Anomaly, AnomalyKind, Failure, OnAnomaly, Phase
+from gangrun.core.evidence import Anomaly, AnomalyKind
+from gangrun.core.model import Failure, OnAnomaly, Phase
 from gangrun.core.policy import Policy, PolicyError
 from gangrun.core.recovery import anomalies
 from gangrun.core.text import SAVE_TIMES

@@ -7,22 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gangrun.core.events import AgentJoined
-from gangrun.core.model import (
-    Cause,
-    ErrorReport,
-    Evidence,
-    Failure,
-    Hang,
-    NodeFinding,
-    Placement,
-    RankExit,
-    RankObservation,
-    RankStack,
-    Seat,
-    Sighting,
-    Slot,
-    Verdict,
-)
+from gangrun.core.evidence import ErrorReport, Evidence, Hang, NodeFinding, RankExit, RankObservation, RankStack
+from gangrun.core.model import Cause, Failure, Placement, Seat, Sighting, Slot, Verdict
 from gangrun.core.nodes import roster, standing
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import blame, blame_hang

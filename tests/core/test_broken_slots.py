@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gangrun.core.events import AgentJoined, AgentRejoined, FindingRaised, GangStarted, GangStartFailed, NodeChecked
-from gangrun.core.model import After, BrokenSlot, Cause, ErrorReport, NodeFinding, Phase, RankExit, Shape
+from gangrun.core.evidence import ErrorReport, NodeFinding, RankExit
+from gangrun.core.model import After, BrokenSlot, Cause, Phase, Shape
 from gangrun.core.nodes import placement, standing
 from gangrun.core.nodes.standing import StandingKind
 from gangrun.core.recovery import error_rules

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from gangrun.core.events import RankExited
+from gangrun.core.evidence import ErrorReport, Evidence, RankExit
 from gangrun.core.machine.running import abridged
-from gangrun.core.model import Cause, ErrorReport, Evidence, RankExit, Verdict
+from gangrun.core.model import Cause, Verdict
 from gangrun.core.recovery import blame, error_rules
 from gangrun.core.recovery.error_rules import rule_of
 from tests.core.life import Life

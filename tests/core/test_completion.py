@@ -18,7 +18,8 @@ from gangrun.core.events import (
     RankExited,
     RankFinished,
 )
-from gangrun.core.model import Failure, Phase, RankExit
+from gangrun.core.evidence import RankExit
+from gangrun.core.model import Failure, Phase
 from gangrun.core.policy import Policy
 from tests.core.life import BUG, Life, saved
 

@@ -8,7 +8,8 @@ import pytest
 
 from gangrun.core.actions import SaveGang, StopGang, SubmitSuccessor
 from gangrun.core.events import AgentJoined, AttemptSealed, DrainRequested, FindingRaised, GangStarted, NodeChecked
-from gangrun.core.model import After, NodeFinding, Phase
+from gangrun.core.evidence import NodeFinding
+from gangrun.core.model import After, Phase
 from gangrun.core.policy import Policy
 from tests.core.life import Life
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.core.model import Cause, Cure, ErrorReport, Evidence, Failure, RankExit
+from gangrun.core.evidence import ErrorReport, Evidence, RankExit
+from gangrun.core.model import Cause, Cure, Failure
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import error_rules
 from gangrun.core.recovery.error_rules import RULES, rule_of

@@ -58,25 +58,27 @@ from gangrun.core.events import (
     StoreStalled,
     TermTaken,
 )
+from gangrun.core.evidence import (
+    Anomaly,
+    AnomalyKind,
+    DriverReport,
+    ErrorReport,
+    NodeFinding,
+    RankExit,
+    RankObservation,
+    RankStack,
+)
 from gangrun.core.machine.lifecycle import follows, step
 from gangrun.core.machine.succession import first_state
 from gangrun.core.model import (
     TERMINAL,
-    Anomaly,
-    AnomalyKind,
     CheckpointRef,
-    DriverReport,
-    ErrorReport,
     Inventory,
     Level,
-    NodeFinding,
     Origin,
     Outcome,
     Phase,
     RankAlive,
-    RankExit,
-    RankObservation,
-    RankStack,
     RunState,
     Shape,
 )

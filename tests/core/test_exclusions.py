@@ -19,20 +19,8 @@ from gangrun.core.events import (
     ResumeRequested,
     TermTaken,
 )
-from gangrun.core.model import (
-    Cause,
-    Evidence,
-    Exclusion,
-    Failure,
-    Node,
-    NodeFinding,
-    NodeHealth,
-    Outcome,
-    Phase,
-    Roster,
-    RunState,
-    Shape,
-)
+from gangrun.core.evidence import Evidence, NodeFinding
+from gangrun.core.model import Cause, Exclusion, Failure, Node, NodeHealth, Outcome, Phase, Roster, RunState, Shape
 from gangrun.core.nodes import placement, quarantine, standing
 from gangrun.core.nodes.device_test import THOROUGH
 from gangrun.core.policy import Policy

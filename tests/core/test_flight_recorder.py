@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gangrun.core.model import Collective, RankStack
+from gangrun.core.evidence import Collective, RankStack
 from gangrun.core.recovery.flight_recorder import newest, sentence
 
 

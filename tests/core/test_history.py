@@ -9,18 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangrun.core.events import FindingRaised, GangStarted
-from gangrun.core.model import (
-    Attempt,
-    DriverReport,
-    Node,
-    NodeFinding,
-    NodeHealth,
-    Phase,
-    Reported,
-    Roster,
-    RunState,
-    Shape,
-)
+from gangrun.core.evidence import DriverReport, NodeFinding, Reported
+from gangrun.core.model import Attempt, Node, NodeHealth, Phase, Roster, RunState, Shape
 from gangrun.core.nodes import history
 from gangrun.core.nodes.history import (
     COUNTED_MAX,

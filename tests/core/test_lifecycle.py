@@ -43,21 +43,19 @@ from gangrun.core.events import (
     Stamped,
     TermTaken,
 )
+from gangrun.core.evidence import DriverReport, NodeFinding, RankExit
 from gangrun.core.machine.lifecycle import TABLE, Refusal, step
 from gangrun.core.model import (
     After,
     CheckpointRef,
     Deadline,
-    DriverReport,
     Ending,
     Exclusion,
     Failure,
     Level,
-    NodeFinding,
     Origin,
     Outcome,
     Phase,
-    RankExit,
     RunState,
     Shape,
     StartStage,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from gangrun.core.model import Anomaly, AnomalyKind
+from gangrun.core.evidence import Anomaly, AnomalyKind
 from gangrun.core.recovery.loss_rules import (
     ALERT_COUNT,
     CALM_COUNT,

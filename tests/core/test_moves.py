@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gangrun.core.events import CheckpointSeen, GangStarted, NodeChecked, RankExited
-from gangrun.core.model import Cause, ErrorReport, Failure, Phase, RankExit
+from gangrun.core.evidence import ErrorReport, RankExit
+from gangrun.core.model import Cause, Failure, Phase
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import move
 from gangrun.core.recovery.error_rules import NO_RULE

@@ -9,7 +9,8 @@ import pytest
 
 from gangrun.core.actions import CheckNodes, SealAttempts
 from gangrun.core.events import NodeChecked, NodeLost
-from gangrun.core.model import Cure, ErrorReport, Met, Phase
+from gangrun.core.evidence import ErrorReport
+from gangrun.core.model import Cure, Met, Phase
 from gangrun.core.nodes import meetings, network_test
 from gangrun.core.policy import Policy
 from gangrun.core.recovery.error_rules import BY_NAME

@@ -23,20 +23,9 @@ from gangrun.core.events import (
     StoreStalled,
     TermTaken,
 )
+from gangrun.core.evidence import NodeFinding, RankObservation, RankStack
 from gangrun.core.machine.transitions import WHY
-from gangrun.core.model import (
-    TERMINAL,
-    After,
-    Failure,
-    Inventory,
-    NodeFinding,
-    Origin,
-    Outcome,
-    Phase,
-    RankAlive,
-    RankObservation,
-    RankStack,
-)
+from gangrun.core.model import TERMINAL, After, Failure, Inventory, Origin, Outcome, Phase, RankAlive
 from gangrun.core.policy import Policy
 from tests.core.life import Life, at, fatal, saved
 

@@ -9,18 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangrun.core.model import (
-    Exclusion,
-    Node,
-    NodeFinding,
-    NodeHealth,
-    Placement,
-    Roster,
-    RunState,
-    Seat,
-    Shape,
-    Slot,
-)
+from gangrun.core.evidence import NodeFinding
+from gangrun.core.model import Exclusion, Node, NodeHealth, Placement, Roster, RunState, Seat, Shape, Slot
 from gangrun.core.nodes import placement
 from gangrun.core.nodes.placement import NotEnough, place
 from gangrun.core.nodes.placement import how_restarted as how

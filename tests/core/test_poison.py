@@ -12,18 +12,8 @@ from hypothesis import strategies as st
 from gangrun.core.actions import ChooseResume, EndJob, StartGang
 from gangrun.core.checkpoints import poison
 from gangrun.core.events import AttemptSealed, CheckpointSeen, FindingRaised, GangStarted, NoneValid, ResumeRequested
-from gangrun.core.model import (
-    AttemptRecord,
-    Cause,
-    CheckpointRef,
-    ErrorReport,
-    Failure,
-    NodeFinding,
-    Phase,
-    Poisoned,
-    Sighting,
-    Verdict,
-)
+from gangrun.core.evidence import ErrorReport, NodeFinding
+from gangrun.core.model import AttemptRecord, Cause, CheckpointRef, Failure, Phase, Poisoned, Sighting, Verdict
 from gangrun.core.policy import Policy, PolicyError
 from tests.core.life import BUG, Life, saved
 

@@ -22,7 +22,8 @@ from gangrun.core.events import (
     ProgressStalled,
     StoreStalled,
 )
-from gangrun.core.model import After, NodeFinding, Phase
+from gangrun.core.evidence import NodeFinding
+from gangrun.core.model import After, Phase
 from gangrun.core.policy import Policy
 from tests.core.life import BUG, Life, fatal, saved
 

@@ -31,18 +31,9 @@ from gangrun.core.events import (
     StoreStalled,
     TermTaken,
 )
+from gangrun.core.evidence import ErrorReport, Evidence, RankExit, RankObservation, RankStack
 from gangrun.core.machine.running import abridged
-from gangrun.core.model import (
-    After,
-    ErrorReport,
-    Evidence,
-    Failure,
-    Outcome,
-    Phase,
-    RankExit,
-    RankObservation,
-    RankStack,
-)
+from gangrun.core.model import After, Failure, Outcome, Phase
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import error_rules
 from tests.core.life import BUG, VICTIM, Life, fatal, saved, warning

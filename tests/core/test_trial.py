@@ -18,19 +18,8 @@ from gangrun.core.events import (
     NodeLost,
     TermTaken,
 )
-from gangrun.core.model import (
-    Failure,
-    Inventory,
-    Node,
-    NodeFinding,
-    Outcome,
-    Phase,
-    RankAlive,
-    Roster,
-    RunState,
-    Shape,
-    StartStage,
-)
+from gangrun.core.evidence import NodeFinding
+from gangrun.core.model import Failure, Inventory, Node, Outcome, Phase, RankAlive, Roster, RunState, Shape, StartStage
 from gangrun.core.nodes import device_test, standing
 from gangrun.core.policy import Policy, PolicyError
 from tests.core.life import BUG, Life

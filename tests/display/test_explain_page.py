@@ -9,7 +9,7 @@ from pathlib import Path
 from gangrun.core import actions as core_actions
 from gangrun.core import events as core_events
 from gangrun.core.events import AgentJoined, FindingRaised, NodeChecked, ProgressStalled, RankFinished, StacksTaken
-from gangrun.core.model import NodeFinding, RankObservation, RankStack
+from gangrun.core.evidence import NodeFinding, RankObservation, RankStack
 from gangrun.core.policy import Policy
 from gangrun.display.event_words import done, ranks_words, seen
 from gangrun.display.explain_page import explained, page

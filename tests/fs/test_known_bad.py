@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gangrun.adapters.fs.known_bad import NAME, KnownBadFile
-from gangrun.core.model import Exclusion, Reported, RunState, Shape
+from gangrun.core.evidence import Reported
+from gangrun.core.model import Exclusion, RunState, Shape
 from gangrun.launch.node_history import OtherRuns
 from tests.command_line import Call, Said
 from tests.waiting import until

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.core.model import CHECK_TRAITS, Cause, Evidence, Failure
+from gangrun.core.evidence import CHECK_TRAITS, Evidence
+from gangrun.core.model import Cause, Failure
 from gangrun.core.policy import Policy
 from gangrun.core.recovery.blame import judge
 from gangrun.health.catalogue import CHECKS

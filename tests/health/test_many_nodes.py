@@ -14,7 +14,7 @@ from gangrun.adapters.slurm.commands import Answer, Tools
 from gangrun.adapters.slurm.step import Heard, Where, lines_of, on_each, once_argv
 from gangrun.cli.main import main
 from gangrun.core.events import FindingRaised
-from gangrun.core.model import NodeFinding
+from gangrun.core.evidence import NodeFinding
 from gangrun.core.nodes.meetings import Meeting
 from gangrun.display.health_page import NodeReport, compared, nodes_as_plain, nodes_exit_code, nodes_page
 from gangrun.errors import UserError

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.agent.brain import facts
-from gangrun.core.model import RankExit
+from gangrun.core.evidence import RankExit
 from tests.local_parts.gang import Harness, harness, order
 
 SURVIVED = """

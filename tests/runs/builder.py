@@ -33,9 +33,10 @@ from gangrun.core.events import (
     Stamped,
     TermTaken,
 )
+from gangrun.core.evidence import ErrorReport, RankExit
 from gangrun.core.machine.lifecycle import step
 from gangrun.core.machine.succession import first_state
-from gangrun.core.model import CheckpointRef, ErrorReport, RankExit, RunState, Shape
+from gangrun.core.model import CheckpointRef, RunState, Shape
 from gangrun.core.policy import Policy
 from gangrun.node import processes
 from gangrun.wire import kinds

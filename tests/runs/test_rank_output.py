@@ -11,7 +11,7 @@ from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.agent.ranks.logs import CappedLog
 from gangrun.core.events import CancelRequested, ProgressMarked, ProgressStalled, RankExited, StacksTaken
-from gangrun.core.model import RankExit, RankObservation, RankStack
+from gangrun.core.evidence import RankExit, RankObservation, RankStack
 from gangrun.core.policy import Policy
 from gangrun.display.live_view import LiveView, Observer
 from gangrun.launch.owner import closing

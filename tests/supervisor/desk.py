@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gangrun.core.model import RankStack, Shape
+from gangrun.core.evidence import RankStack
+from gangrun.core.model import Shape
 from gangrun.core.policy import Policy
 from gangrun.ports import AgentSaid
 from gangrun.supervisor.loop import Loop

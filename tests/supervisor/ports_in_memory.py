@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from gangrun.core.actions import Action, ChooseResume, EndJob
 from gangrun.core.events import ActDone, AttemptSealed, ResumeChosen, Stamped, StepBrought
-from gangrun.core.model import StateFigures
+from gangrun.core.evidence import StateFigures
 from gangrun.ports import Deposed, History, Item, Stored, Withheld, Woken
 from gangrun.wire import record as wire_record
 from gangrun.wire.record import Claim, Record

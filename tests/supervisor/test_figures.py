@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from gangrun.core.events import AnomalySeen
-from gangrun.core.model import Anomaly, AnomalyKind
+from gangrun.core.evidence import Anomaly, AnomalyKind
 from gangrun.supervisor.progress import RATE_OVER_S, GangAnomalies, GangFigures, Rate
 from gangrun.wire.messages import RankSample
 

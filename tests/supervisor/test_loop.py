@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from gangrun.core.events import AgentJoined, CancelRequested, FlushDue, RankFinished, SaveRequested, Stamped
-from gangrun.core.model import Outcome, Phase, RunState, SavedProgress, Shape, StateFigures
+from gangrun.core.evidence import StateFigures
+from gangrun.core.model import Outcome, Phase, RunState, SavedProgress, Shape
 from gangrun.core.policy import Policy
 from gangrun.ports import StoreTrouble
 from gangrun.supervisor.heartbeats import Row

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangrun.core.checkpoints.memory import HeldCode, HeldStripe, Holding
-from gangrun.core.model import RankStack
+from gangrun.core.evidence import RankStack
 from gangrun.wire import messages as wire
 from gangrun.wire.messages import (
     Ack,

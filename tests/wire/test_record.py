@@ -16,25 +16,9 @@ from hypothesis import strategies as st
 
 from gangrun.core.actions import CheckNodes, StartGang, SubmitSuccessor
 from gangrun.core.events import CheckpointSeen, NodeSilent, ProgressStalled, RankExited, Stamped
+from gangrun.core.evidence import ErrorReport, Evidence, Hang, NodeFinding, RankExit, RankObservation, RankStack
 from gangrun.core.machine.succession import first_state
-from gangrun.core.model import (
-    Attempt,
-    CheckpointRef,
-    ErrorReport,
-    Evidence,
-    Hang,
-    Level,
-    NodeFinding,
-    Origin,
-    Placement,
-    RankExit,
-    RankObservation,
-    RankStack,
-    RunState,
-    Seat,
-    Shape,
-    Slot,
-)
+from gangrun.core.model import Attempt, CheckpointRef, Level, Origin, Placement, RunState, Seat, Shape, Slot
 from gangrun.core.nodes.placement import seated
 from gangrun.core.policy import Policy
 from gangrun.core.versions import Ranks

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from gangrun.adapters.fs.disk import Disk
-from gangrun.core.model import Reported
+from gangrun.core.evidence import Reported
 from gangrun.core.nodes.history import KnownBad, joined, keyed, with_bad_node
 
 NAME = "known-bad-nodes.json"

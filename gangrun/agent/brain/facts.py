@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gangrun.core.events import StacksTaken
-from gangrun.core.model import BrokenSlot, Met, NodeFinding, RankExit
+from gangrun.core.evidence import NodeFinding, RankExit
+from gangrun.core.model import BrokenSlot, Met
 from gangrun.core.policy import Timing
 from gangrun.wire.messages import (
     AskSave,

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from gangrun.core.events import Event, FindingRaised
-from gangrun.core.model import NodeFinding
+from gangrun.core.evidence import NodeFinding
 from gangrun.core.policy import Timing
 from gangrun.core.protocol.lease import lease_deadline
 from gangrun.wire.messages import Ack, AgentEvent, Dial

@@ -18,7 +18,7 @@ from typing import Any
 from gangrun.agent.brain import effects, facts
 from gangrun.agent.brain.effects import Effect
 from gangrun.core.events import StacksTaken
-from gangrun.core.model import RankExit
+from gangrun.core.evidence import RankExit
 from gangrun.wire.messages import (
     Answer,
     AskSave,

@@ -22,7 +22,7 @@ import msgspec
 
 from gangrun.agent.ranks.environment import RankFiles
 from gangrun.agent.ranks.logs import RankLogs
-from gangrun.core.model import Anomaly, ErrorReport, RankExit
+from gangrun.core.evidence import Anomaly, ErrorReport, RankExit
 from gangrun.core.recovery.error_rules import SHELL_SIGNAL_BASE, marked
 from gangrun.core.text import cut_middle, json_number
 from gangrun.node.boot import CAUSE_MAX_CHARS, CHAIN_MAX_COUNT, TEXT_MAX_CHARS, looks_collective, signature

@@ -22,7 +22,7 @@ import msgspec
 
 from gangrun.agent.ranks.exits import WatchedRank
 from gangrun.agent.ranks.logs import RankLogs
-from gangrun.core.model import Anomaly, Collective, RankStack
+from gangrun.core.evidence import Anomaly, Collective, RankStack
 from gangrun.core.recovery import flight_recorder
 from gangrun.core.recovery.loss_rules import LossWatch
 from gangrun.core.recovery.standing import Look

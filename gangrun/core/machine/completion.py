@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gangrun.core.evidence import RankExit
 from gangrun.core.machine.transitions import WHY, at_log_step, at_step
-from gangrun.core.model import RankExit, RunState
+from gangrun.core.model import RunState
 from gangrun.core.policy import Policy
 from gangrun.core.recovery.error_rules import SHELL_SIGNAL_BASE
 from gangrun.core.text import all_of, counted, known_step

@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from gangrun.core import events
 from gangrun.core.actions import Decision, ProbeNode, SaveGang
+from gangrun.core.evidence import Evidence, NodeFinding, traits_of
 from gangrun.core.machine import starting, waiting
 from gangrun.core.machine.transitions import ignored, may_hold_ranks, stay, stop_all, stop_or_note, with_evidence
-from gangrun.core.model import After, Evidence, NodeFinding, Phase, RunState, traits_of
+from gangrun.core.model import After, Phase, RunState
 from gangrun.core.nodes import absences, device_test, history, network_test, planned_replacement, roster, standing
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import choose

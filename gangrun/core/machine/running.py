@@ -24,6 +24,7 @@ from gangrun.core.events import (
     SaveRequested,
     StacksTaken,
 )
+from gangrun.core.evidence import Evidence, Hang, RankExit
 from gangrun.core.machine.completion import completion, crashed_after_its_end, with_last_figures
 from gangrun.core.machine.node_events import observed
 from gangrun.core.machine.transitions import (
@@ -39,7 +40,7 @@ from gangrun.core.machine.transitions import (
     with_evidence,
     without_deadline,
 )
-from gangrun.core.model import After, Evidence, Hang, OnAnomaly, Phase, RankExit, RunState
+from gangrun.core.model import After, OnAnomaly, Phase, RunState
 from gangrun.core.nodes import planned_replacement
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import anomalies, blame_hang, budget, error_rules, move

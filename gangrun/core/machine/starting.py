@@ -19,8 +19,9 @@ from gangrun.core.events import (
     NoneValid,
     ResumeChosen,
 )
+from gangrun.core.evidence import Evidence
 from gangrun.core.machine.transitions import enter, finish, ignored, stay, stop_all, with_deadline
-from gangrun.core.model import After, Evidence, Failure, Phase, RunState, StartStage, Underway
+from gangrun.core.model import After, Failure, Phase, RunState, StartStage, Underway
 from gangrun.core.nodes import absences, device_test, placement, quarantine, roster
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy

@@ -25,6 +25,7 @@ from gangrun.core.events import (
     ResumeRequested,
     StopTimedOut,
 )
+from gangrun.core.evidence import NodeFinding
 from gangrun.core.machine import running
 from gangrun.core.machine.completion import completion
 from gangrun.core.machine.transitions import (
@@ -45,7 +46,7 @@ from gangrun.core.machine.transitions import (
     with_evidence,
     without_deadline,
 )
-from gangrun.core.model import TERMINAL, After, Budget, NodeFinding, NodeHealth, Outcome, Phase, RunState
+from gangrun.core.model import TERMINAL, After, Budget, NodeHealth, Outcome, Phase, RunState
 from gangrun.core.nodes import planned_replacement, quarantine, roster
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import anomalies, budget, choose

@@ -17,6 +17,7 @@ from gangrun.core.actions import (
 )
 from gangrun.core.checkpoints import flush_to_disk
 from gangrun.core.events import TermTaken
+from gangrun.core.evidence import Evidence
 from gangrun.core.machine.transitions import (
     WHY,
     enter,
@@ -28,7 +29,7 @@ from gangrun.core.machine.transitions import (
     stop_gang,
     with_deadline,
 )
-from gangrun.core.model import EXIT_CODES, TERMINAL, After, Evidence, Phase, RunState, StartStage, Underway
+from gangrun.core.model import EXIT_CODES, TERMINAL, After, Phase, RunState, StartStage, Underway
 from gangrun.core.nodes import absences, device_test, roster
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import choose

@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from gangrun.core.actions import Action, Decision, EndJob, StopGang
+from gangrun.core.evidence import Evidence
 from gangrun.core.model import (
     EXIT_CODES,
     TERMINAL,
     After,
     AttemptRecord,
     Deadline,
-    Evidence,
     Failure,
     Fence,
     Outcome,

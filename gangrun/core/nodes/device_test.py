@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from gangrun.core.actions import CheckNodes
 from gangrun.core.events import NodeChecked
-from gangrun.core.model import Cure, Node, Placement, RunState, Verdict, traits_of
+from gangrun.core.evidence import traits_of
+from gangrun.core.model import Cure, Node, Placement, RunState, Verdict
 from gangrun.core.nodes import network_test, placement, quarantine, roster, standing
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy

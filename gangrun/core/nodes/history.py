@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from gangrun.core.model import NodeFinding, Reported, RunState
+from gangrun.core.evidence import NodeFinding, Reported
+from gangrun.core.model import RunState
 
 DAY_S = 24 * 3600.0
 APART_S = 60.0  # nearer than that, two reports tell of one fault

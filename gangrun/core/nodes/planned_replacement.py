@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 
 from gangrun.core.actions import Decision, SaveGang
 from gangrun.core.events import DrainRequested
+from gangrun.core.evidence import Evidence, NodeFinding, traits_of
 from gangrun.core.machine.transitions import close_attempt, may_hold_ranks, refused, stay, stop_all
-from gangrun.core.model import After, Evidence, Exclusion, NodeFinding, Outcome, Phase, Placement, RunState, traits_of
+from gangrun.core.model import After, Exclusion, Outcome, Phase, Placement, RunState
 from gangrun.core.nodes import placement, quarantine, roster, standing
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy

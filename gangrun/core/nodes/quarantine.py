@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gangrun.core.model import Exclusion, NodeFinding, RunState
+from gangrun.core.evidence import NodeFinding
+from gangrun.core.model import Exclusion, RunState
 from gangrun.core.nodes import standing
 from gangrun.core.nodes.standing import StandingKind, active
 from gangrun.core.nodeset import fold, natural_sort

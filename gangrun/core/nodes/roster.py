@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gangrun.core.events import AgentJoined, AgentRejoined, NodeChecked, NodeLost, NodeSilent
-from gangrun.core.model import BrokenSlot, Exclusion, Node, NodeFinding, RunState, Slot
+from gangrun.core.evidence import NodeFinding
+from gangrun.core.model import BrokenSlot, Exclusion, Node, RunState, Slot
 from gangrun.core.nodes.quarantine import comes_back
 from gangrun.core.text import one_line
 from gangrun.core.versions import count, with_entries

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from gangrun.core.model import Exclusion, Node, NodeFinding, NodeHealth, RunState, Shape, Verdict
+from gangrun.core.evidence import NodeFinding
+from gangrun.core.model import Exclusion, Node, NodeHealth, RunState, Shape, Verdict
 from gangrun.core.nodeset import natural_sort
 from gangrun.core.policy import Policy
 from gangrun.core.text import counted, listed, one_line

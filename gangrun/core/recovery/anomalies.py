@@ -13,15 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gangrun.core.model import (
-    Anomaly,
-    AnomalyKind,
-    AnomalyStop,
-    OnAnomaly,
-    Poisoned,
-    RunState,
-    SeenAnomaly,
-)
+from gangrun.core.evidence import Anomaly, AnomalyKind, AnomalyStop, SeenAnomaly
+from gangrun.core.model import OnAnomaly, Poisoned, RunState
 from gangrun.core.policy import Policy
 from gangrun.core.recovery.loss_rules import CALM_COUNT
 from gangrun.core.text import is_save_time, listed

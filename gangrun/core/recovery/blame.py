@@ -14,18 +14,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gangrun.core.checkpoints import poison
-from gangrun.core.model import (
-    Cause,
-    Cure,
-    Evidence,
-    Failure,
-    Move,
-    Placement,
-    RankExit,
-    Sighting,
-    Verdict,
-    traits_of,
-)
+from gangrun.core.evidence import Evidence, RankExit, traits_of
+from gangrun.core.model import Cause, Cure, Failure, Move, Placement, Sighting, Verdict
 from gangrun.core.nodes.placement import ranks_of_node
 from gangrun.core.nodes.standing import shared_by_check, shared_nodes
 from gangrun.core.nodeset import fold, natural_sort

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from gangrun.core.model import Cause, Cure, Failure, Hang, Placement, RankExit, RankObservation, RankStack, Verdict
+from gangrun.core.evidence import Hang, RankExit, RankObservation, RankStack
+from gangrun.core.model import Cause, Cure, Failure, Placement, Verdict
 from gangrun.core.nodes.placement import node_of_rank
 from gangrun.core.recovery import flight_recorder
 from gangrun.core.recovery.error_rules import is_remark

@@ -10,20 +10,9 @@ from dataclasses import dataclass, replace
 
 from gangrun.core.actions import CheckNodes, Decision, EndJob, SealAttempts, SubmitSuccessor
 from gangrun.core.checkpoints import poison
+from gangrun.core.evidence import Evidence, NodeFinding
 from gangrun.core.machine.transitions import close_attempt, enter, finish, is_unlaunched
-from gangrun.core.model import (
-    AttemptRecord,
-    Cause,
-    Evidence,
-    Failure,
-    NodeFinding,
-    Phase,
-    RunState,
-    Slot,
-    StartStage,
-    Underway,
-    Verdict,
-)
+from gangrun.core.model import AttemptRecord, Cause, Failure, Phase, RunState, Slot, StartStage, Underway, Verdict
 from gangrun.core.nodes import device_test, network_test, placement, quarantine, roster, standing
 from gangrun.core.nodes.standing import Use
 from gangrun.core.nodeset import fold

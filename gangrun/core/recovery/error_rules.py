@@ -24,7 +24,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from gangrun.core.model import Cause, Cure, ErrorReport, RankExit
+from gangrun.core.evidence import ErrorReport, RankExit
+from gangrun.core.model import Cause, Cure
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.text import cut_middle, signal_name
 

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gangrun.core.model import Collective, RankStack
+from gangrun.core.evidence import Collective, RankStack
 from gangrun.core.text import counted, listed
 
 GROUPS_MAX_COUNT = 2  # of each rank, the newest: 16,384 ranks write theirs into the journal

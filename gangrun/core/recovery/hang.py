@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gangrun.core.model import RankObservation
+from gangrun.core.evidence import RankObservation
 from gangrun.core.policy import HangPolicy
 from gangrun.core.recovery import standing
 from gangrun.core.recovery.standing import GangScene, GangStand, Stand

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gangrun.core.model import LOSS, NORM, Anomaly, AnomalyKind
+from gangrun.core.evidence import LOSS, NORM, Anomaly, AnomalyKind
 from gangrun.core.text import json_number
 
 WINDOW_COUNT = 200

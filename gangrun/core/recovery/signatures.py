@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 
-from gangrun.core.model import Cure, ErrorReport, Sighting, Verdict
+from gangrun.core.evidence import ErrorReport
+from gangrun.core.model import Cure, Sighting, Verdict
 from gangrun.core.text import one_line, signal_name
 
 OOM_SIGNATURE = "weak: out of memory"

@@ -4,14 +4,14 @@ Only what failed, and is not the program's, counts against a node; hardware that
 another node if one is free. Warnings go along for the story; what is unknown says nothing and is no evidence at all.
 A node is looked at every few seconds for weeks, and its findings are events that are kept for ever: a finding that
 holds is told once, and one that comes and goes is told again only after it was gone for a while. What follows from a
-check's name stands in ``core.model.CHECK_TRAITS``.
+check's name stands in ``core.evidence.CHECK_TRAITS``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gangrun.core.model import DriverReport, NodeFinding, traits_of
+from gangrun.core.evidence import DriverReport, NodeFinding, traits_of
 from gangrun.health.framework.check import (
     FAIL,
     SEVERITIES,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from gangrun.core.model import DriverReport, traits_of
+from gangrun.core.evidence import DriverReport, traits_of
 from gangrun.core.nodes import history
 from gangrun.health.framework.check import (
     FAIL,

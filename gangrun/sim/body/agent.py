@@ -16,7 +16,8 @@ from gangrun.agent.brain import effects, facts
 from gangrun.agent.brain.decide import AgentBrain, AgentConfig
 from gangrun.agent.brain.effects import Effect
 from gangrun.core.events import StacksTaken
-from gangrun.core.model import BrokenSlot, ErrorReport, Met, NodeFinding, RankStack
+from gangrun.core.evidence import ErrorReport, NodeFinding, RankStack
+from gangrun.core.model import BrokenSlot, Met
 from gangrun.core.recovery.error_rules import marked
 from gangrun.sim.body.gang import SimRank, exit_of
 from gangrun.sim.body.memory import SimKept, holdings

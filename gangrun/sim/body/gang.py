@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gangrun.core.model import ErrorReport, RankExit
+from gangrun.core.evidence import ErrorReport, RankExit
 from gangrun.sim.body.checkpoints import CheckpointFs, Name
 from gangrun.sim.engine.clock import NodeClock, Scheduled, Timeline
 from gangrun.sim.engine.process import SimProcess

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from gangrun.agent.brain import facts
-from gangrun.core.model import ErrorReport
+from gangrun.core.evidence import ErrorReport
 from gangrun.core.protocol.lease import warden_must_kill
 from gangrun.node.speech import Voice
 from gangrun.sim.body.agent import SimAgent

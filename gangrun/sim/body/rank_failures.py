@@ -12,7 +12,7 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass
 
-from gangrun.core.model import ErrorReport
+from gangrun.core.evidence import ErrorReport
 from gangrun.sim.body.gang import SimGang, SimRank, WrittenError
 from gangrun.sim.engine.clock import Timeline
 

@@ -41,7 +41,8 @@ from gangrun.core.events import (
     StacksTaken,
     TermTaken,
 )
-from gangrun.core.model import TERMINAL, ErrorReport, Failure, Phase, RankExit, RankObservation, RankStack
+from gangrun.core.evidence import ErrorReport, RankExit, RankObservation, RankStack
+from gangrun.core.model import TERMINAL, Failure, Phase
 from gangrun.core.nodes.standing import active
 from gangrun.core.policy import Policy
 from gangrun.core.recovery.error_rules import marked

@@ -6,17 +6,19 @@ pass on what has no row here, except what would break a run: each such word is r
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
 from gangrun.config import parsers
 from gangrun.config.parsers import BadValue
-from gangrun.config.settings import COUNT, PLACES, RECOVERY, SETTINGS, SWITCH, Setting, ValueKind
+from gangrun.config.settings import PLACES, RECOVERY, SETTINGS, SWITCH, Setting, ValueKind
 from gangrun.wire.submission import Requeue
 
 Pair = tuple[str, str | None]
 REQUEUE = tuple(one.value for one in Requeue)
 _KEY = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_SHARE = re.compile(r"\d+(\.\d+)?")
 _GPU = re.compile(r"(?:gres[:/])?gpu(?::[^:,()]+?)??(?::(\d+))?(?:\(.*\))?")
 
 
@@ -130,6 +132,26 @@ def gpus_count(gpus_per_node: str, gres: str) -> int:
     return total
 
 
+def spares(value: object) -> int | str:
+    """A number of nodes, or a share of those that hold ranks, such as ``5%``."""
+    share = str(value).strip().removesuffix("%").strip()
+    if not str(value).strip().endswith("%"):
+        return int(parsers.whole(0, "or a share of the nodes, such as 5%")(value))
+    if not _SHARE.fullmatch(share) or float(share) > 100:
+        hint = "give one from 0% to 100%, such as 5%, or a number of nodes"
+        raise BadValue(f"{value!r} is not a share of the nodes", hint)
+    return f"{share}%"
+
+
+def spares_count(asked: int | str, nodes_count: int) -> int:
+    """So many spares as ``--spares`` asks for beside so many nodes; a share is rounded up."""
+    if isinstance(asked, int):
+        return asked
+    from fractions import Fraction  # not for --help; exact, since a share is rounded up
+
+    return math.ceil(nodes_count * Fraction(asked.removesuffix("%")) / 100)
+
+
 def _text(name: str, metavar: str, about: str, *flags: str) -> Setting:
     return Setting(name, ValueKind(parsers.word, metavar), PLACES, about, "", f"submission.{name}", flags=flags)
 
@@ -139,8 +161,10 @@ def _pairs_row(name: str, parse: parsers.Parser) -> Setting:
     return Setting(name, ValueKind(parse, "KEY=VALUE"), PLACES, about, (), f"submission.{name}", many=True)
 
 
+SPARES = ValueKind(spares, "K|P%", "count or % of the nodes")
+
 SLURM_SETTINGS: tuple[Setting, ...] = (
-    Setting("spares", COUNT, PLACES, "Extra nodes of the job that replace broken ones", 0),
+    Setting("spares", SPARES, PLACES, "Extra nodes of the job that replace broken ones", 0),
     _text("gpus_per_node", "[TYPE:]N", "GPUs per node"),
     _text("gres", "LIST", "Other resources per node, such as gpu:8"),
     _text("partition", "NAMES", "Partitions to queue in", "-p"),

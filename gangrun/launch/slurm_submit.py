@@ -34,7 +34,7 @@ from gangrun.adapters.fs.run_dir import (
 from gangrun.adapters.slurm.commands import NOT_FOUND
 from gangrun.checkpoint.scan import StorageUnreadable, list_steps, naming_of, strangers
 from gangrun.config.request import Request, ResolvedRequest, ranks_of
-from gangrun.config.slurm_options import gpus_count
+from gangrun.config.slurm_options import gpus_count, spares_count
 from gangrun.core.text import step_words
 from gangrun.display.account_page import submitted_words
 from gangrun.display.text import clean, echo_json
@@ -152,7 +152,8 @@ def submit(found: ResolvedRequest, *, say: bool = True) -> RunPaths:
 
 
 def _wish(found: ResolvedRequest, wall: float) -> PendingRun:
-    nodes, spares = found.value("nodes"), found.value("spares")
+    nodes = found.value("nodes")
+    spares = spares_count(found.value("spares"), nodes)
     gpus = gpus_count(found.value("gpus_per_node"), found.value("gres"))
     ranks = ranks_of(found.value("nproc_per_node"), gpus, int(found.value("cpus_per_task") or 0), here=False)
     draft = found.draft(

@@ -15,6 +15,7 @@ from gangrun.config.slurm_options import (
     SRUN_REFUSED,
     gpus_count,
     sbatch_pairs,
+    spares_count,
     srun_pairs,
 )
 from gangrun.errors import UserError
@@ -103,6 +104,14 @@ def test_files_and_variables_say_the_same_as_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "nodes_count", "count"),
+    [("2", 64, 2), ("0%", 64, 0), ("5%", 64, 4), ("5%", 20, 1), ("2.5 %", 40, 1), ("100%", 3, 3)],
+)
+def test_spares_are_a_number_or_a_share_of_the_nodes_rounded_up(asked: str, nodes_count: int, count: int) -> None:
+    assert spares_count(layered({"spares": asked}, {}, ())["spares"].value, nodes_count) == count
+
+
+@pytest.mark.parametrize(
     ("flags", "words"),
     [
         ({"requeue": "perhaps"}, "not one of resubmit, same-job, none"),
@@ -111,6 +120,8 @@ def test_files_and_variables_say_the_same_as_options(tmp_path: Path) -> None:
         ({"partition": True}, "not text"),
         ({"mem": 1.5}, "not text"),
         ({"spares": "-1"}, "whole number"),
+        ({"spares": "101%"}, "not a share of the nodes"),
+        ({"spares": "-5%"}, "not a share of the nodes"),
         ({"sbatch": ("array=1-4",)}, "array is not passed on"),
         ({"setup": 3}, "line of shell"),
     ],

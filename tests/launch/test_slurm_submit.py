@@ -59,6 +59,7 @@ def test_a_dry_run_needs_no_slurm_and_leaves_nothing(tools: Path, home: Path, ga
     assert found["chdir"] == str(home)
     assert found["output"] == f"{home}/gangrun_runs/{str(found['comment']).split(':')[1]}/logs/job-%j.out"
     assert "gangrun.entry.slurm_job" in said.out
+    assert options(gangrun("submit", "-N41", "--spares=5%", "--dry-run", "train.py").out)["nodes"] == "44"
     script = gangrun("submit", "--dry-run", "--json", "train.py").json["script"]
     assert script.startswith("#!/bin/bash\n")
     assert left(home) == []

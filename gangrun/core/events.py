@@ -20,6 +20,7 @@ class NoticeKind(Enum):
     PREEMPTION = "preempted"
     REQUEUE = "requeued"
     TIME_LIMIT = "time limit"
+    MAINTENANCE = "maintenance"
     BATCH_DIED = "its batch script died"  # or its first node did, which ends the job: nobody asked for that
     UNKNOWN = "unknown"  # means stop
 
@@ -311,13 +312,14 @@ class Notice:
     """The scheduler gives time before it takes the nodes. REQUEUE: the same job comes back by itself.
 
     ``asking``: an agent was told to end, and the scheduler is being asked why; what it answers is the notice.
-    ``save_s``: what a save takes, as far as the run has measured it; 0: not known.
+    ``save_s``: what a save takes, as far as the run has measured it; 0: not known. ``about``: more of why, in words.
     """
 
     kind: NoticeKind
     grace_s: float
     asking: bool = False
     save_s: float = 0.0
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)

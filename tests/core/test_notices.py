@@ -81,6 +81,13 @@ def test_the_answer_decides_and_ends_the_wait(kind: NoticeKind) -> None:
     assert life.state.underway.after is stops.get(kind, After.REQUEUE)
 
 
+def test_maintenance_says_which_reservation_takes_which_nodes() -> None:
+    life = Life(policy=SCHEDULER).running()
+    life.on(Notice(NoticeKind.MAINTENANCE, 90.0, about="reservation firmware on n2"))
+    assert life.state.underway.after is After.REQUEUE
+    assert "maintenance (reservation firmware on n2): 90 s to save and stop" in life.reason
+
+
 def test_the_wait_goes_on_through_other_phases_and_terms() -> None:
     life = Life(policy=SCHEDULER).launching()
     asks(life)

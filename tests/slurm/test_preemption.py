@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gangrun.core.nodeset import unfold
 from tests.slurm import reach
 from tests.slurm.better import NODES, Better
 from tests.slurm.cluster import Cluster
@@ -145,6 +146,28 @@ def test_time_limit(cluster: Cluster, run: Run, hook: str) -> None:
     before, after = run.jobs()
     assert (before["JobId"], before["ExitCode"]) == (job, "75:0")
     assert cluster.wait_job(after["JobId"], "COMPLETED")["ExitCode"] == "0:0"
+    cluster.assert_clean(10)
+
+
+def test_maintenance_is_treated_like_a_time_limit(cluster: Cluster, run: Run) -> None:
+    """An administrator reserves a node of the job for now: the ranks save, and the next job trains on other nodes."""
+    job = saving(run, "-w", "", "-t", "60", "--save-lead", "10", steps=2000)
+    taken = next(host for host in cluster.names if host in unfold(run.jobs()[0]["NodeList"]))
+    words = ("StartTime=now", "Duration=60", f"Nodes={taken}", "Flags=MAINT,IGNORE_JOBS", "Users=root")
+    cluster.tool("scontrol", "create", "reservation", "ReservationName=firmware", *words)
+    try:
+        status = run.wait("an attempt in the next job", lambda seen: len(seen["attempts"]) == 2)
+        run.wait_for_step(max(run.saved()) + 3, attempt=1)
+    finally:
+        cluster.tool("scontrol", "delete", "ReservationName=firmware")
+    first, second = status["attempts"]
+    assert first["reason"].startswith(f"maintenance (reservation firmware on {taken}): ")
+    assert second["resumed_from_step"] == max(run.saved())
+    assert (status["restarts"], status["excluded"]) == (0, [])
+    before, after = run.jobs()
+    assert (before["JobId"], before["ExitCode"]) == (job, "75:0")
+    assert taken not in unfold(after["NodeList"])
+    run.gangrun("cancel", "-y", run.id)
     cluster.assert_clean(10)
 
 

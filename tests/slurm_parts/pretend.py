@@ -101,6 +101,7 @@ class PretendSlurm(Tools):
         self.down = False  # nobody answers
         self.instead: dict[str, list[Answer]] = {}  # by the first words of a request: answers to give first
         self.costs_s = 0.0
+        self.reservations = "No reservations in the system\n"
         self.tells_no_time = False  # what shows its configuration is refused
         self.behind_s = 0.0  # how much the controller's clock was set back
 
@@ -146,6 +147,8 @@ class PretendSlurm(Tools):
                 return Answer(1, err="slurm_load_ctl_conf error: Access/permission denied\n")
             as_of = stamp(self.time.wall() - self.time.wall_off_s - self.behind_s)
             return Answer(0, f"Configuration data as of {as_of}\nKillWait                = 6 sec\n")
+        if argv[1:3] == ("show", "reservation"):
+            return Answer(0, self.reservations)
         if argv[1:3] == ("show", "partition"):
             return Answer(0, f"PartitionName={argv[3]}\n   DisableRootJobs=NO GraceTime=45 Hidden=NO\n")
         found = self.jobs.get(argv[-1] if argv[1] != "update" else argv[2].removeprefix("JobId="))

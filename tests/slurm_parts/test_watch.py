@@ -12,7 +12,7 @@ from gangrun.adapters.slurm.commands import Answer, Tools
 from gangrun.adapters.slurm.scheduler import SchedulerSilent, SlurmScheduler
 from gangrun.adapters.slurm.watch import UNLIMITED_S, JobWatch
 from gangrun.core.events import NodeAbsent, Notice, NoticeKind
-from tests.slurm_parts.pretend import UNREACHABLE, PretendBell, PretendJob, PretendSlurm, PretendTime
+from tests.slurm_parts.pretend import UNREACHABLE, PretendBell, PretendJob, PretendSlurm, PretendTime, stamp
 from tests.waiting import until
 
 KILL_WAIT_S = 6.0  # as the pretended Slurm has it
@@ -202,6 +202,58 @@ def test_the_longest_save_that_was_measured_moves_the_word_before_the_time_limit
     world.turn_until(3800.0)
     lead_s = LEAD_S + 200.0
     assert world.posted == [(100.0 + 3600.0 - lead_s, Notice(NoticeKind.TIME_LIMIT, lead_s, save_s=200.0))]
+
+
+def reservation(world: World, in_s: float, nodes: str = "n2", flags: str = "MAINT,IGNORE_JOBS,SPEC_NODES") -> None:
+    """As Slurm 22.05 shows it."""
+    start, end = stamp(world.time.wall() + in_s), stamp(world.time.wall() + in_s + 7200.0)
+    world.slurm.reservations = (
+        f"ReservationName=firmware StartTime={start} EndTime={end} Duration=02:00:00 Nodes={nodes} NodeCnt=1 "
+        f"CoreCnt=16 Features=(null) PartitionName=(null) Flags={flags} TRES=cpu=16 Users=root Groups=(null) "
+        "Accounts=(null) Licenses=(null) State=INACTIVE BurstBuffer=(null) Watts=n/a MaxStartDelay=(null)\n"
+    )
+
+
+def test_maintenance_of_a_node_counts_as_a_time_limit() -> None:
+    world = World()
+    reservation(world, 1800.0)
+    world.turn_until(3800.0)
+    about = "reservation firmware on n2"
+    assert world.posted[0] == (100.0 + 1800.0 - LEAD_S, Notice(NoticeKind.MAINTENANCE, LEAD_S, about=about))
+    assert world.kinds() == [NoticeKind.MAINTENANCE], "and once"
+
+
+@pytest.mark.parametrize(
+    ("in_s", "of"),
+    [
+        (1800.0, {"nodes": "n[3-4]"}), (1800.0, {"flags": "SPEC_NODES,ALL_NODES"}), (3700.0, {}),  # after the job
+        (-60.0, {}),  # the job was started in it
+    ],
+)  # fmt: skip
+def test_what_is_no_maintenance_of_this_job(in_s: float, of: dict[str, str]) -> None:
+    world = World()
+    reservation(world, in_s, **of)
+    world.turn_until(3800.0)
+    assert world.kinds() == [NoticeKind.TIME_LIMIT]
+
+
+def test_maintenance_that_begins_at_once_leaves_the_time_to_save() -> None:
+    world = World(limit_s=None)
+    world.turn_until(400.0)
+    reservation(world, 1.0)
+    world.turn_until(500.0)
+    assert [notice for _, notice in world.posted] == [
+        Notice(NoticeKind.MAINTENANCE, LEAD_S, about="reservation firmware on n2")
+    ]
+
+
+def test_maintenance_that_is_called_off_ends_nothing() -> None:
+    world = World()
+    reservation(world, 1800.0)
+    world.turn_until(1000.0)
+    world.slurm.reservations = ""
+    world.turn_until(3800.0)
+    assert world.kinds() == [NoticeKind.TIME_LIMIT]
 
 
 @pytest.mark.parametrize("off_s", [6 * 3600.0, -6 * 3600.0])

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
@@ -41,6 +41,7 @@ _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]+)", re.MULTILINE)
 _AS_OF = re.compile(r"^Configuration data as of (\S+)", re.MULTILINE)
 _NODE_STATE = re.compile(r"^ *State=([A-Z]+)", re.MULTILINE)
 _BOOT_TIME = re.compile(r"^NodeName=(\S+) .*? BootTime=(\S+)", re.MULTILINE)
+_RESERVATION = re.compile(r"^ReservationName=(\S+) StartTime=(\S+) .*?\bNodes=(\S+) .*?\bFlags=(\S*)", re.MULTILINE)
 _GRACE_TIME = re.compile(r"\bGraceTime=([0-9]+)")
 _OVER = re.compile(r"\+over:([^+:\s]+):([0-9]+)\.([0-9]+)$")  # at the end of a comment: see ``mark_over``
 _WORDS = re.compile(r"([A-Za-z][\w/:.&*]*)=(\S*)")
@@ -113,6 +114,26 @@ class Controller:
 
     kill_wait_s: float = KILL_WAIT_S  # between SIGTERM and SIGKILL
     wall: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """A reservation for maintenance: from ``start_wall`` on its nodes are the administrators'."""
+
+    name: str
+    start_wall: float
+    nodes: tuple[str, ...]
+
+
+def read_maintenance(text: str) -> tuple[Maintenance, ...]:
+    """From ``scontrol show reservation --oneliner``; what cannot be read is passed over."""
+    found = []
+    for name, start, nodes, flags in _RESERVATION.findall(text):
+        start_wall = _instant(start)
+        if start_wall is not None and "MAINT" in flags.split(","):
+            with suppress(SchedulerSilent):
+                found.append(Maintenance(name, start_wall, _nodes(nodes)))
+    return tuple(found)
 
 
 def read_job(text: str) -> JobFacts:
@@ -292,6 +313,13 @@ class SlurmScheduler:
         """How long a preempted job of that partition may stay; None where Slurm does not say."""
         found = _GRACE_TIME.search(self._shown("partition", partition))
         return float(found.group(1)) if found else None
+
+    def maintenance(self) -> tuple[Maintenance, ...] | None:
+        """All maintenance that this user may see; None where Slurm does not answer."""
+        try:
+            return read_maintenance(self._asked(("scontrol", "show", "reservation", "--oneliner")).out)
+        except (SchedulerSilent, SchedulerRefused):
+            return None
 
     def _shown(self, *of: str) -> str:
         try:

@@ -1,10 +1,13 @@
-"""This job's own end, seen coming: the time limit, a preemption, and why SIGTERM came.
+"""This job's own end, seen coming: the time limit, maintenance, a preemption, and why SIGTERM came.
 
 A thread that asks Slurm every ten seconds, and at once when an agent was signalled. What it finds it posts as
 ``core.events.Notice``: each kind once, and an answer whenever it was asked. A node that Slurm takes out of the job (it
 counts the node as DOWN, whether it is or not) is posted once, as ``NodeAbsent``. When the job ends is by the
 controller's clock, which is asked too, and from one answer to the next BOOTTIME counts. The wall clock of this node
 stands in only where Slurm answers, but does not show the controller's.
+
+Maintenance is a reservation (flag MAINT) of nodes of this job that begins while the job runs. Slurm kills nobody then,
+but an administrator will: it counts as a time limit.
 """
 
 from __future__ import annotations
@@ -13,13 +16,15 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from gangrun.adapters.slurm.scheduler import Controller, JobFacts, SchedulerSilent, SlurmScheduler
+from gangrun.adapters.slurm.scheduler import Controller, JobFacts, Maintenance, SchedulerSilent, SlurmScheduler
 from gangrun.core.events import NodeAbsent, Notice, NoticeKind, Stamped
+from gangrun.core.nodeset import fold
 from gangrun.ports import Clock
 
 FIRST_LOOK_S = 1.0
 LOOK_EVERY_S = 10.0
 CONTROLLER_EVERY_S = 60.0
+MAINTENANCE_EVERY_S = 30.0
 CONTROLLER_TRIES_COUNT = 3  # then this node's own wall clock has to do
 TRIES_COUNT = 4  # of a definite answer that tells nothing: a signal can be there before the state
 TRY_EVERY_S = 0.3
@@ -80,6 +85,8 @@ class JobWatch(threading.Thread):
         self._guard = threading.Lock()
         self._told: set[NoticeKind] = set()
         self._end_wall: float | None = None  # as Slurm shows it
+        self._maintenance: Maintenance | None = None  # the next one on nodes of this job
+        self._maintenance_at = clock.now() + FIRST_LOOK_S  # when it is asked for again
         self._controller = Controller()
         self._wall_at_zero: float | None = None  # what the controller's clock showed when ours was 0
         self._no_clock_count = 0  # looks at which Slurm answered, and did not show the controller's clock
@@ -129,8 +136,9 @@ class JobWatch(threading.Thread):
         return not self._over.is_set()
 
     def _due(self) -> float:
-        left_s = self._left_s(self._end_wall)
-        if left_s is None or NoticeKind.TIME_LIMIT in self._told:
+        kind, end_wall = self._end()
+        left_s = self._left_s(end_wall)
+        if left_s is None or kind in self._told:
             return self._look_at
         return min(self._look_at, self._clock.now() + left_s - self._lead())
 
@@ -143,6 +151,8 @@ class JobWatch(threading.Thread):
         if answered:
             self.looked_at = asked_at
         self._save_s = max(self._save_s, self._measured())
+        if facts is not None and facts.runs and self._clock.now() >= self._maintenance_at:
+            self._look_for_maintenance(facts)
         if answered and self._clock.now() >= self._controller_at:
             self._set_clock()
             if self._wall_at_zero is None:
@@ -151,6 +161,20 @@ class JobWatch(threading.Thread):
                 self._controller_at = self._clock.now() + CONTROLLER_EVERY_S
         if facts is not None and facts.runs and facts.preempted:
             self._tell(NoticeKind.PREEMPTION, self._grace_s(facts))
+
+    def _look_for_maintenance(self, facts: JobFacts) -> None:
+        """What had begun before this job did was known to Slurm when it started the job here."""
+        self._maintenance_at = self._clock.now() + MAINTENANCE_EVERY_S
+        known, since = self._scheduler.maintenance(), facts.start_wall or 0.0
+        if known is not None:
+            ours = [one for one in known if one.start_wall > since and not set(one.nodes).isdisjoint(facts.nodes)]
+            self._maintenance = min(ours, key=lambda one: one.start_wall, default=None)
+
+    def _end(self) -> tuple[NoticeKind, float | None]:
+        """What ends this job's time here first, and when by the controller's clock; None: nothing is known to."""
+        if self._maintenance is not None and self._maintenance.start_wall < (self._end_wall or NEVER):
+            return NoticeKind.MAINTENANCE, self._maintenance.start_wall
+        return NoticeKind.TIME_LIMIT, self._end_wall
 
     def _tell_taken(self, left: tuple[str, ...]) -> None:
         if self._over.is_set():
@@ -193,15 +217,21 @@ class JobWatch(threading.Thread):
 
     def _lead(self) -> float:
         """Not more than half of the time that the job was given, or a short one would never train."""
-        start_wall = self.facts.start_wall if self.facts is not None else None
-        if start_wall is None or self._end_wall is None:
+        start_wall, (_, end_wall) = self.facts.start_wall if self.facts is not None else None, self._end()
+        if start_wall is None or end_wall is None:
             return self._lead_of(self._save_s)
-        return min(self._lead_of(self._save_s), (self._end_wall - start_wall) / 2)
+        return min(self._lead_of(self._save_s), (end_wall - start_wall) / 2)
 
     def _judge_end(self) -> None:
-        left_s = self._left_s(self._end_wall)
-        if left_s is not None and left_s <= self._lead():
-            self._tell(NoticeKind.TIME_LIMIT, max(0.0, left_s))
+        kind, end_wall = self._end()
+        left_s = self._left_s(end_wall)
+        if left_s is None or left_s > self._lead():
+            return
+        if kind is NoticeKind.MAINTENANCE and self._maintenance is not None:
+            about = f"reservation {self._maintenance.name} on {fold(self._maintenance.nodes)}"
+            self._tell(kind, max(self._lead(), left_s), about)  # a save may end a little after it has begun
+        else:
+            self._tell(kind, max(0.0, left_s))
 
     def _left_s(self, wall: float | None) -> float | None:
         """Until then by the controller's clock; None where either is not known."""
@@ -245,10 +275,10 @@ class JobWatch(threading.Thread):
         self._told.discard(kind)  # who asks waits for an answer, be it the same
         self._tell(kind, grace_s)
 
-    def _tell(self, kind: NoticeKind, grace_s: float) -> None:
+    def _tell(self, kind: NoticeKind, grace_s: float, about: str = "") -> None:
         if kind not in self._told and not self._over.is_set():
             self._told.add(kind)
-            self._post(Stamped(Notice(kind, grace_s, save_s=self._save_s)))
+            self._post(Stamped(Notice(kind, grace_s, save_s=self._save_s, about=about)))
 
 
 LIMIT_SLACK_S = 1.0  # Slurm tells whole seconds

@@ -204,7 +204,8 @@ def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decisi
         return cancel(state, _ENDS_THE_RUN[event.kind], now, policy)
     if may_hold_ranks(state):
         save = state.phase is Phase.RUNNING
-        reason = f"{event.kind.value}: {event.grace_s:.0f} s to {'save and ' if save else ''}stop"
+        about = f" ({event.about})" if event.about else ""
+        reason = f"{event.kind.value}{about}: {event.grace_s:.0f} s to {'save and ' if save else ''}stop"
         return stop_all(state, now, policy, _after_notice(event), reason, checkpoint_first=save)
     if event.kind is NoticeKind.REQUEUE:
         return choose.come_back(state, now, policy, event.kind.value)

@@ -13,6 +13,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,15 @@ def once(cluster: Cluster, name: str, number: int, keep: Path | None) -> float:
     return resumed_at - lost_at
 
 
+def measure(rounds: int, only: Sequence[str] = tuple(TOLD), keep: Path | None = None) -> dict[str, list[float]]:
+    """Seconds of each round of each loss; ``keep``: a folder for what the runs said."""
+    cluster, found = shared(), {}
+    for name in only:
+        found[name] = [round(once(cluster, name, number, keep), 1) for number in range(rounds)]
+        print(f"{TOLD[name]:60} {found[name]} s, median {statistics.median(found[name]):g} s", file=sys.stderr)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
@@ -91,11 +101,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--keep", type=Path, help="a folder for what `explain` and the logs say of each round")
     args = parser.parse_args()
-    cluster = shared()
-    found = {}
-    for name in args.only:
-        found[name] = [round(once(cluster, name, number, args.keep), 1) for number in range(args.rounds)]
-        print(f"{TOLD[name]:60} {found[name]} s, median {statistics.median(found[name]):g} s", flush=True)
+    found = measure(args.rounds, args.only, args.keep)
     if args.json:
         args.json.write_text(json.dumps(found, indent=2) + "\n")
 

@@ -53,9 +53,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """What the tests start has a temporary directory of its own: killed ranks cannot remove what torch put there.
     So have the tests: sessions beside each other that clean one up together end in an error now and then.
 
-    Ctrl-C reaches them, even if the suite runs in the background of a shell, which has it ignored.
+    Ctrl-C reaches them, even if the suite runs in the background of a shell, which has it ignored; and so does the
+    end of a terminal, which nohup has ignored.
     """
-    for ignored in (signal.SIGINT, signal.SIGQUIT):
+    for ignored in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(ignored) is signal.SIG_IGN:
             signal.signal(ignored, signal.default_int_handler if ignored == signal.SIGINT else signal.SIG_DFL)
     record = os.environ.pop(RECORD, "")  # not for the sessions that tests start

@@ -210,6 +210,9 @@ class Jobs(Protocol):
         its place; -infinity: never; infinity: there is no scheduler that could. Never blocks.
         """
 
+    def left_s(self) -> float | None:
+        """Until the job's time limit, as last seen; None: it has none, or nobody knows it. Never blocks."""
+
 
 __all__ = [
     "AgentSaid",

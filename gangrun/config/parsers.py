@@ -79,6 +79,18 @@ def word(value: object) -> str:
     return str(value).strip()
 
 
+def resize_words(value: object) -> tuple[str, ...]:
+    """Arguments for a script that runs at another size; what stands in braces must be a name that is filled in."""
+    from gangrun.wire.spec import ON_RESIZE_NAMES
+
+    words = command(value)
+    for name in re.findall(r"\{(\w*)\}", " ".join(words)):
+        if name not in ON_RESIZE_NAMES:
+            known = ", ".join(f"{{{one}}}" for one in ON_RESIZE_NAMES)
+            raise BadValue(f"{{{name}}} stands for nothing that changes with the number of ranks", f"known are {known}")
+    return words
+
+
 def switch(value: object) -> bool:
     """True or false in the usual spellings."""
     found = _SWITCH.get(str(value).strip().lower())

@@ -147,6 +147,7 @@ def resolved(request: Request, variables: Mapping[str, str]) -> ResolvedRequest:
     told = [] if line is None else [line.told]
     resume_told = resume_argument_of(settings, argv)[1]
     told += [resume_told] if resume_told else []
+    told += _resize_told(settings)
     warnings = (*told, *unknown_variables(variables), *_misplaced_told(script), *_secrets_told(request.words))
     variables_told = {} if line is None else line.variables
     shell_line = _shell_line(raw_words, typed_words, argv, python) if raw_words else ""
@@ -180,6 +181,16 @@ def _misplaced_told(words: tuple[str, ...]) -> Iterator[str]:
     if names := meant_for_gangrun(words, [flag for row in BY_NAME.values() for flag in (row.flag, *row.flags)]):
         after = f"{', '.join(names)} after {words[0]} goes to the script, not to gangrun"
         yield f"{after};\nput what is meant for gangrun before {words[0]}"
+
+
+def _resize_told(settings: Mapping[str, Value]) -> list[str]:
+    """What is assumed of a script that may run on fewer nodes than it was asked for."""
+    least, most = settings["min_nodes"].value, settings["nodes"].value
+    if not least or least >= most or settings["on_resize"].value:
+        return []
+    what = f"--min-nodes {least}: after a failure the run may continue with {least} to {most} nodes, and grow again"
+    need = "gangrun assumes that the script keeps its global batch at each size, as gangrun.GlobalBatchSampler does"
+    return [f"{what};\n{need}; --on-resize passes the new size to the script"]
 
 
 def _secrets_told(words: tuple[str, ...]) -> Iterator[str]:
@@ -334,6 +345,28 @@ def _refuse_unusable(settings: Mapping[str, Value], world: str) -> None:
         raise UserError("usage", wrong, hint)
 
 
+def _refuse_other_sizes(
+    settings: Mapping[str, Value], nodes_min: int, nodes_count: int, shape: Mapping[str, Any]
+) -> None:
+    """Sizes of the gang that ``--world-multiple-of`` forbids, and arguments for sizes that never come."""
+    multiple, ranks = settings["world_multiple_of"].value, shape["slots_per_node"] * shape["ranks_per_slot"]
+    slots_min = shape.get("slots_min_per_node", 0)
+    if settings["on_resize"].value and nodes_min == nodes_count and not slots_min:
+        words = "--on-resize is for a run that may continue with fewer nodes, and all nodes are needed"
+        raise UserError("usage", words, "add --min-nodes, or leave it out")
+    sizes = {f"--nodes {nodes_count}": nodes_count * ranks, f"--min-nodes {nodes_min}": nodes_min * ranks}
+    if slots_min:
+        sizes |= {f"--nproc-per-node {slots_min}:{shape['slots_per_node']}": slots_min * shape["ranks_per_slot"]}
+    for flag, size in sizes.items():
+        if size % multiple:
+            nodes = next((count for count in range(1, nodes_count + 1) if not count * ranks % multiple), 0)
+            hint = "change --nodes, --nproc-per-node or --world-multiple-of"
+            if nodes and not slots_min:
+                hint = f"with {ranks} ranks per node, a multiple of {nodes} nodes fits"
+            words = f"{flag} means {size} ranks, which is no multiple of {multiple} (--world-multiple-of)"
+            raise UserError("usage", words, hint)
+
+
 def checkpoint_place(settings: Mapping[str, Value]) -> tuple[str, str]:
     """The checkpoint directory as an absolute path, "" if there is none; the file in it that counts, "" for all."""
     directory, file = settings["checkpoint_dir"].value, settings["checkpoint_file"].value
@@ -392,6 +425,7 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
     if nodes_min > nodes_count:
         hint = "give at most as many as --nodes"
         raise UserError("usage", f"--min-nodes {nodes_min} is more than --nodes {nodes_count}", hint)
+    _refuse_other_sizes(settings, nodes_min, nodes_count, rest)
     policy = policy_of(settings, rest["world"], can_requeue=can_requeue)
     return RunSpec(
         nodes_min_count=nodes_min,

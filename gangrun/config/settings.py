@@ -101,6 +101,14 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("nodes", NODES, PLACES, "Nodes that hold ranks", 1),
     Setting("min_nodes", NODES, PLACES, "Minimum nodes to continue with after nodes are lost", told_default="all"),
+    Setting(
+        "world_multiple_of", ValueKind(parsers.whole(1), "K", "ranks"), PLACES,
+        "The number of ranks stays a multiple of K, such as TP times PP", 1, "world_multiple",
+    ),
+    Setting(
+        "on_resize", ValueKind(parsers.resize_words, "ARGS"), PLACES,
+        "Arguments added to the script if it runs on fewer ranks: {world_size}, {factor}", (), "on_resize",
+    ),
     Setting("local_hosts", SWITCH, PLACES, "Simulate the nodes on this machine, one agent each", False),
     Setting(
         "max_jobs", COUNT, RECOVERY, "Slurm jobs that the run may use, the first one included",
@@ -109,6 +117,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "max_restarts", COUNT, RECOVERY, "Restarts allowed for the same cause before progress resets the count",
         3, "policy.restarts_max_count",
+    ),
+    Setting(
+        "grow_every", TIME, RECOVERY, "After a start, time until a run on fewer nodes may be stopped to grow",
+        600.0, "policy.grow_every_s", zero="grow at restarts only",
     ),
     Setting("checkpoint_dir", DIRECTORY, CHECKPOINTS, "Directory in which the script saves its checkpoints", ""),
     Setting(

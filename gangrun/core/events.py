@@ -253,6 +253,7 @@ class CheckpointSeen:
 
     checkpoint: CheckpointRef
     told: bool = False  # it was not there yet when ranks were told to save
+    job_left_s: float | None = None  # until the time limit of this job; None: it has none, or nobody knows it
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,6 +196,7 @@ class Shape:
     slots_per_node: int  # local box: one per rank; under a scheduler: 1
     ranks_per_slot: int
     slots_min_per_node: int = 0  # so many are enough if slots break; 0: all of them are needed
+    world_multiple: int = 1  # the number of ranks is always a multiple of it: of tensor times pipeline parallel ranks
 
     @property
     def slots_needed(self) -> int:
@@ -300,6 +301,7 @@ class Exclusion:
     seen_at: float = 0.0  # when it was last seen in the boot that was bad, in a later job; 0: not since
     shows_reset: bool = False  # clean checks in the same boot are a cure, too: they would still see what was wrong
     drained_by: str = ""  # the person who wants the node left; no cap counts it
+    silent: bool = False  # it was silent and no more: heard again, with clean checks, it is used again
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +417,7 @@ class Attempt:
     total_steps: int = -1  # of the whole run, as ranks that ended told
     loss: float | str | None = None  # the last that the lowest rank told which ended ...
     loss_rank: int = -1  # ... this one
+    ready_s: float = 0.0  # from the launch to the first step that ranks told; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ class Policy:
     stacks_within_s: float = 10.0
     waiting_max_s: float = 3600.0
     move_suspects: bool = True  # replace one that still works at the next checkpoint, where a healthy node is free
+    grow_every_s: float = 600.0  # so long after a start a smaller gang may be stopped to grow; 0: it is not
     exclusion_s: float = 24 * 3600.0
     exclusions_per_hour_max_count: int | None = None  # None: 5 % of nodes or 2, whichever is more
     shared_fault_share: float = 0.2
@@ -145,21 +146,19 @@ def check(policy: Policy) -> None:
         raise PolicyError(
             f"settle_s = {policy.settle_s} must be from 0 (off) to {SETTLE_MAX_S:g}: each restart waits for it"
         )
-    if not policy.peer_gone_grace_s >= 0:
-        raise PolicyError(f"peer_gone_grace_s = {policy.peer_gone_grace_s} must not be negative")
-    if policy.poison_after_steps < 0:
-        raise PolicyError(f"poison_after_steps = {policy.poison_after_steps} must not be negative (0 turns it off)")
+    zero_means = {
+        "peer_gone_grace_s": "",
+        "poison_after_steps": " (0 turns it off)",
+        "skip_batches_count": " (0: none)",
+        "replica_ranks_count": " (0: the whole gang)",
+        "grow_every_s": " (0: grow at restarts only)",
+        "jobs_max_count": " (0: no limit)",
+        "restarts_max_count": "",
+    }
+    for name, zero in zero_means.items():
+        if not getattr(policy, name) >= 0:
+            raise PolicyError(f"{name} = {getattr(policy, name)} must not be negative{zero}")
     if policy.poison_times_count < 2:
         raise PolicyError(f"poison_times_count = {policy.poison_times_count} must be at least 2: once proves nothing")
-    if policy.skip_batches_count < 0:
-        raise PolicyError(f"skip_batches_count = {policy.skip_batches_count} must not be negative (0: none)")
     if policy.skip_batches_count and policy.on_anomaly is not OnAnomaly.ROLLBACK:
         raise PolicyError(f"skip_batches_count = {policy.skip_batches_count} needs on_anomaly rollback")
-    if policy.replica_ranks_count < 0:
-        raise PolicyError(
-            f"replica_ranks_count = {policy.replica_ranks_count} must not be negative (0: the whole gang)"
-        )
-    if policy.jobs_max_count < 0:
-        raise PolicyError(f"jobs_max_count = {policy.jobs_max_count} must not be negative (0: no limit)")
-    if policy.restarts_max_count < 0:
-        raise PolicyError(f"restarts_max_count = {policy.restarts_max_count} must not be negative")

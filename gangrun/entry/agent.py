@@ -123,6 +123,8 @@ def gang_of(
         checkpoint=spec.checkpoint,
         save_signal=signal.Signals[f"SIG{spec.save_signal}"].value if spec.save_signal else 0,
         per_node=spec.per_node,
+        full_world_size=spec.full_world_size,
+        on_resize=spec.on_resize,
         warm=spec.warm,
         debug_rank=spec.debug_rank,
         terminal=terminal,

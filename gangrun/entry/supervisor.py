@@ -139,6 +139,10 @@ class NoScheduler:
         """Only this job's own end lets another begin."""
         return float("inf")
 
+    def left_s(self) -> float | None:
+        """No time limit."""
+        return None
+
 
 def jobs_of(
     spec: RunSpec,
@@ -280,6 +284,7 @@ def facts_of(
             spec.slots_per_node,
             spec.ranks_per_slot,
             spec.slots_min_per_node,
+            spec.world_multiple,
         ),
         job=arguments.job,
         seq=arguments.seq,

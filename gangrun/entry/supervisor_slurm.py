@@ -83,6 +83,10 @@ class SlurmSide:
         """``ports.Jobs.runs_at``."""
         return self.watch.runs_at
 
+    def left_s(self) -> float | None:
+        """``ports.Jobs.left_s``."""
+        return self.watch.left_s()
+
     def end(self, act: tuple[int, int], action: EndJob, lost: tuple[str, ...]) -> None:
         """``ports.Jobs.end``: the batch script ends the job, unless its host is gone."""
         self.watch.close()

@@ -688,6 +688,7 @@ class Exclusions:
         excluded, nodes = (after["excluded"], after["nodes"]) if after is not None else ({}, {})
         new = {name for name, entry in excluded.items() if entry != known.get(name) and not entry["hardware"]}
         new = {name for name in new if not excluded[name].get("drained_by")}
+        new = {name for name in new if after is not None and excluded[name]["until"] > after["updated_at"]}  # not back
         if not new:
             return
         silent = after["evidence"].get("silent") or () if after is not None else ()

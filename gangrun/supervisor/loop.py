@@ -214,6 +214,7 @@ class Loop:
             self.dispatch.sealed = event.commits
         elif isinstance(event, CheckpointSeen):
             self.progress.note_checkpoint(now)
+            stamped = replace(stamped, event=replace(event, job_left_s=self._jobs.left_s()))
         elif isinstance(event, ActDone | ActFailed) and event.what == EndJob.__name__:
             self._commands.job_ended = True
             self._due = None

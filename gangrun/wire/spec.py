@@ -12,6 +12,7 @@ SCHEMA = 1
 LOCAL_RANK = "{LOCAL_RANK}"  # what stands for it in a word that a launcher adds to the command of each rank
 # the same in options that gangrun gives to a launcher which it starts once per node; {NNODES*8}: so many on each
 NODE_RANK, NNODES, MASTER_ADDR, MASTER_PORT = "{NODE_RANK}", "{NNODES}", "{MASTER_ADDR}", "{MASTER_PORT}"
+ON_RESIZE_NAMES = ("world_size", "full_world_size", "nodes", "factor")  # in braces, in what --on-resize adds
 
 
 class SpecError(ValueError):
@@ -94,6 +95,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     ranks_per_slot: int
     spare_slots_count: int = 0  # of each node, which hold no rank until one is needed
     slots_min_per_node: int = 0  # so many are enough if slots break; 0: all of them are needed
+    world_multiple: int = 1  # the number of ranks is always a multiple of it; nodes that do not fit stay spares
+    on_resize: tuple[str, ...] = ()  # what the command gets besides, if there are more or fewer ranks than asked for
     rank_per_gpu: bool = False  # a slot is a GPU: one that breaks is left out, and not its node
     total_steps: int = 0  # of the whole run; 0: as the script tells, if it does
     resume: str = "auto"  # auto | none | a step | a path
@@ -110,6 +113,11 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     def with_line(self, line: JobLine) -> RunSpec:
         """The spec with what the shell of a job made of command and directory."""
         return msgspec.structs.replace(self, command=line.words, working_directory=line.directory)
+
+    @property
+    def full_world_size(self) -> int:
+        """How many ranks there are if no node and no slot is missing."""
+        return (self.nodes_count or len(self.nodes)) * self.slots_per_node * self.ranks_per_slot
 
     @property
     def is_scheduled(self) -> bool:

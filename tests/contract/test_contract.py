@@ -161,7 +161,7 @@ def test_a_launch_that_is_sent_twice_makes_one_gang(run: Runs, nodes: int) -> No
 
 @pytest.mark.needs(Injection.FREEZE_NODE)
 @pytest.mark.parametrize("node", [0, 2])
-def test_a_silent_node_is_noticed_left_out_and_its_ranks_never_step_again(run: Runs, node: int) -> None:
+def test_a_silent_node_is_noticed_left_out_and_used_again_once_it_is_well(run: Runs, node: int) -> None:
     one = run(Scenario(nodes=3, min_nodes=2, ranks_per_node=1, steps=ENDLESS))
     one.wait_for_step(SETTLED)
     name, frozen = one.node(node), one.ranks()[node]
@@ -176,10 +176,12 @@ def test_a_silent_node_is_noticed_left_out_and_its_ranks_never_step_again(run: R
     one.thaw_node(node)
     one.wait_until("the left-out node's rank is gone", lambda: not one.alive(frozen), 30)
     assert len(one.ranks()) == 2
-    one.kill_rank(0)  # the left-out node is back and well, and must not be used
+    one.wait("it is heard again and has passed its checks", lambda found: not found["excluded"])
+    assert len(one.status()["attempts"]) == 2, "all ranks were just started, so nobody is stopped to grow"
+    one.kill_rank(0)
     one.wait_for_step(5, attempt=2)
     status = one.wait("the third attempt", lambda found: len(found["attempts"]) == 3)
-    assert name not in status["attempts"][2]["nodes"]
+    assert name in status["attempts"][2]["nodes"]
     one.cancel()
     ended(one, 130, "CANCELLED")
     assert one_gang(one, slept=(node,)) == [0, 1, 2]

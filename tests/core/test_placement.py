@@ -81,7 +81,7 @@ def test_in_place_then_swap_then_shrink() -> None:
     assert small.nodes == ("n1", "n3")
     assert chosen(place(nodes, {}, SHAPE, small)) == ("n0", "n1", "n3"), "whole again: roster order"
     assert how(None, small) == "restarting in place"
-    assert how(small, first) == "restarting on n[1-3]"
+    assert how(small, first) == "restarting larger, on n[1-3]"
 
 
 def test_can_do_without() -> None:

@@ -22,6 +22,7 @@ from gangrun.core.policy import Policy, PolicyError, Timing
         ({"settle_s": -0.1}, "settle_s = -0.1 must be from 0"),
         ({"settle_s": 10.1}, "settle_s = 10.1 must be from 0 .* to 10: each restart waits"),
         ({"peer_gone_grace_s": -0.1}, "peer_gone_grace_s = -0.1 must not be negative"),
+        ({"grow_every_s": -1.0}, r"grow_every_s = -1.0 must not be negative \(0: grow at restarts only\)"),
         ({"restarts_max_count": -1}, "restarts_max_count = -1 must not be negative"),
         ({"replica_ranks_count": -1}, "replica_ranks_count = -1 must not be negative"),
     ],

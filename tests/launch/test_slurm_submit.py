@@ -250,6 +250,14 @@ def test_ctrl_c_while_it_is_submitted(tools: Path, home: Path, gangrun: Call, mo
         (("--nproc-per-node", "gpu", "train.py"), "not known here"),
         (("--nproc-per-node", "auto", "train.py"), "--gpus-per-node or --cpus-per-task"),
         (("--min-nodes", "3", "-N", "2", "train.py"), "--min-nodes 3 is more than --nodes 2"),
+        (
+            ("--min-nodes", "3", "-N", "4", "--nproc-per-node", "4", "--world-multiple-of", "8", "train.py"),
+            "which is no multiple of 8 (--world-multiple-of)\n  with 4 ranks per node, a multiple of 2 nodes fits",
+        ),
+        (("-N", "4", "--world-multiple-of", "8", "train.py"), "--nodes 4 means 4 ranks, which is no multiple of 8"),
+        (("-N", "4", "--world-multiple-of", "0", "train.py"), "not a whole number from 1 up"),
+        (("-N", "4", "--on-resize", "--accum {factor}", "train.py"), "all nodes are needed"),
+        (("--on-resize", "--accum {ranks}", "train.py"), "{ranks} stands for nothing that changes"),
         (("--spare-gpus", "1", "train.py"), "--spare-gpus is for one machine"),
         (("--nproc-per-node", "2:4", "train.py"), "--nproc-per-node 2:4 is for one machine"),
         (("--sbatch", "array=1-4", "train.py"), "submit several runs instead"),
@@ -266,6 +274,21 @@ def test_mistakes_cost_nothing(tools: Path, home: Path, gangrun: Call, words: tu
     assert said.code == 2, said
     assert told in said.err
     assert left(home) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), False), (("--min-nodes", "4"), False), (("--min-nodes", "3"), True),
+        (("--min-nodes", "3", "--on-resize", "--accum {factor}"), False),
+    ],
+)  # fmt: skip
+def test_what_is_assumed_of_a_script_that_may_shrink_is_said(
+    tools: Path, home: Path, gangrun: Call, words: tuple[str, ...], told: bool
+) -> None:
+    said = gangrun("submit", "--dry-run", "-N", "4", *words, "train.py")
+    assert said.code == 0, said
+    assert ("the script keeps its global batch at each size" in said.err) is told, said.err
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,21 @@ def test_the_argument_that_loads_a_checkpoint_comes_last_and_only_with_one(argum
     assert RankPlace(made, order(resume_path="", resume_step=-1), 0).argv[-1] == "--x"
 
 
+@pytest.mark.parametrize(
+    ("world", "added"),
+    [(8, []), (6, ["--accum", "2", "--of=6/8", "--hosts", "2"]), (4, ["--accum", "2", "--of=4/8", "--hosts", "2"])],
+)
+def test_a_script_is_told_its_size_if_it_is_not_the_full_one(world: int, added: list[str]) -> None:
+    """A factor that is no whole number is rounded up: scripts read it as a number of micro batches."""
+    words = ("--accum", "{factor}", "--of={world_size}/{full_world_size}", "--hosts", "{nodes}")
+    made = GangSpec(
+        "r", "n0", ("train.py", "--x"), True, "/usr/bin/python", "/w", {}, {}, Path("/dev/shm"), Path("/runs/r"),
+        full_world_size=8, on_resize=words,
+    )  # fmt: skip
+    argv = RankPlace(made, order(resume_path="", world_size=world, nodes_count=2), 0).argv
+    assert argv[argv.index("--x") + 1 :] == added
+
+
 def test_only_what_gangrun_wrote_itself_is_filled_in() -> None:
     words = (
         "torchrun",

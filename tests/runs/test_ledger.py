@@ -139,7 +139,7 @@ def test_moves_and_preemptions_are_no_failures() -> None:
         world = failing(seed)
         state = world.run().state
         assert state is not None
-        other = {"moved", "requeued", "not started", "job ended", "succeeded", "cancelled", ""}
+        other = {"moved", "grown", "requeued", "not started", "job ended", "succeeded", "cancelled", ""}
         assert other.isdisjoint(failures_by_cause(state))
         counted = sum(failures_by_cause(state).values()) + sum(one.outcome in other for one in state.attempts)
         assert counted == len(state.attempts)

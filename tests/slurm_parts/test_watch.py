@@ -68,6 +68,15 @@ def test_first_after_a_second_then_every_ten() -> None:
     assert len(looks) == 4 and world.time.now() == 131.0 and world.posted == []
     assert world.watch.facts is not None and world.watch.facts.batch_host == "n1"
     assert world.slurm.asked.count("scontrol show config") == 1
+    assert world.watch.left_s() == 3600.0 - 31.0
+
+
+def test_what_is_left_is_not_known_before_slurm_tells_or_without_a_limit() -> None:
+    world = World()
+    assert world.watch.left_s() is None
+    world = World(limit_s=None)
+    world.turn_until(25.0)
+    assert world.watch.left_s() is None
 
 
 def test_slurm_confirms_this_stay_of_the_job_and_no_other() -> None:

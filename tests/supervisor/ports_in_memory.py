@@ -286,3 +286,7 @@ class NoJobs:
     def runs_at(self) -> float:
         """As the test says."""
         return self.confirmed_at
+
+    def left_s(self) -> float | None:
+        """There is no limit."""
+        return None

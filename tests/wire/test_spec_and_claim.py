@@ -44,6 +44,11 @@ def test_a_spec_comes_back_as_it_was_and_people_can_read_it() -> None:
     assert not SPEC.is_scheduled and specs.decode(changed(world="slurm")).is_scheduled
 
 
+def test_the_full_size_is_that_of_all_nodes() -> None:
+    assert SPEC.full_world_size == 4
+    assert specs.decode(changed(nodes=[], nodes_count=3)).full_world_size == 6, "a job names its own nodes"
+
+
 def test_a_claim_comes_back_as_it_was() -> None:
     assert claims.decode_claim(claims.encode_claim(CLAIM)) == CLAIM
 

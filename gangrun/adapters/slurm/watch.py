@@ -101,6 +101,10 @@ class JobWatch(threading.Thread):
         self._look_at = self._clock.now()
         self._wake.set()
 
+    def left_s(self) -> float | None:
+        """Until the time limit or maintenance, as far as the looks so far tell; None: nothing ends it, or nobody knows."""
+        return self._left_s(self._end()[1])
+
     def ask_why(self) -> None:
         """SIGTERM has reached an agent: find out why, and post it. Asked again before the answer, it is one answer."""
         with self._guard:

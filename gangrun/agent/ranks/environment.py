@@ -22,6 +22,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 
 from gangrun.core.text import is_save_time
@@ -35,6 +36,7 @@ from gangrun.wire.spec import (
     MASTER_PORT,
     NNODES,
     NODE_RANK,
+    ON_RESIZE_NAMES,
     CheckpointSpec,
     LogSpec,
 )
@@ -240,6 +242,8 @@ class GangSpec:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     save_signal: int = 0  # what the script saves on, 0: none
     per_node: bool = False  # the command starts the node's ranks
+    full_world_size: int = 0
+    on_resize: tuple[str, ...] = ()  # words for the command of a gang that is not of that size
     warm: bool = False  # standbys are kept
     debug_rank: int | None = None
     terminal: str = ""  # of the person who debugs it, "": there is none on this node
@@ -278,9 +282,21 @@ class RankPlace:
         command = [self._own(word) for word in spec.command]
         if (argument := spec.checkpoint.resume_argument) and (path := self.order.resume_path):
             command += _resume_words(argument, path, self.order.resume_step)
+        if spec.on_resize and self.order.world_size != spec.full_world_size:
+            command += self._resize_words()
         if spec.through_boot:
             return [spec.interpreter, here, *command]
         return [sys.executable, "-E", "-s", "-S", here, "--exec", *command]
+
+    def _resize_words(self) -> list[str]:
+        """What ``--on-resize`` adds. ``factor`` is a whole number: scripts read it as a count of micro batches."""
+        full, size = self.spec.full_world_size, self.order.world_size
+        values = dict(zip(ON_RESIZE_NAMES, (size, full, self.order.nodes_count, -(-full // size)), strict=True))
+
+        def filled(text: str, name: str) -> str:
+            return text.replace(f"{{{name}}}", str(values[name]))
+
+        return [reduce(filled, values, word) for word in self.spec.on_resize]
 
     def _own(self, word: str) -> str:
         """An option that a launcher adds to each rank's command (``--local_rank=3``), or is itself given per node."""

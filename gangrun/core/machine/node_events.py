@@ -16,7 +16,16 @@ from gangrun.core.evidence import Evidence, NodeFinding, traits_of
 from gangrun.core.machine import starting, waiting
 from gangrun.core.machine.transitions import ignored, may_hold_ranks, stay, stop_all, stop_or_note, with_evidence
 from gangrun.core.model import After, Phase, RunState
-from gangrun.core.nodes import absences, device_test, history, network_test, planned_replacement, roster, standing
+from gangrun.core.nodes import (
+    absences,
+    device_test,
+    growth,
+    history,
+    network_test,
+    planned_replacement,
+    roster,
+    standing,
+)
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import choose
 from gangrun.core.text import finding_told
@@ -35,7 +44,7 @@ def joined(state: RunState, event: events.AgentJoined | events.AgentRejoined, no
     """An agent came, or a new one took its place: then the ranks of the old one are dead."""
     if state.ending.leaving:
         return ignored(state, f"{event.node} joined, but this job ends: the run continues in another job")
-    before = state.roster.nodes.get(event.node)
+    before, was = state.roster.nodes.get(event.node), state
     state = roster.joined(state, event)
     reason = f"{event.node} joined"
     if isinstance(event, events.AgentRejoined):
@@ -56,9 +65,11 @@ def joined(state: RunState, event: events.AgentJoined | events.AgentRejoined, no
             return starting.check_late_node(state, event.node, now, policy)
         case Phase.WAITING:
             return waiting.go_on_if_enough(state, now, policy, reason)
-        case Phase.RUNNING if isinstance(event, events.AgentJoined) and state.roster.nodes[event.node].checked is None:
+        case Phase.RUNNING if state.roster.nodes[event.node].checked is None:
             # A spare that comes late is checked at once, so that no restart has to wait for it.
             return stay(state, reason, *device_test.ask(state, (event.node,), policy))
+        case Phase.RUNNING:
+            return growth.announced(was, stay(state, reason), now, policy)
         case _:
             return stay(state, reason)
 
@@ -95,11 +106,13 @@ def heard(state: RunState, event: events.NodeHeard, now: float, policy: Policy) 
     """The node was only slow. In RUNNING people have read that it was silent, so they read this too."""
     was_away = event.node in state.roster.nodes and state.roster.nodes[event.node].silent_since is not None
     loud = state.phase is Phase.RUNNING and was_away and roster.in_gang(state, event.node)
-    state = roster.heard(state, event.node)
+    was, state = state, roster.heard(state, event.node)
     reason = f"{event.node} sends heartbeats again"
     if state.phase is Phase.WAITING:
         return waiting.go_on_if_enough(state, now, policy, reason)
-    return stay(state, reason, loud=loud)
+    if state.phase is Phase.RUNNING and (asked := device_test.ask_spares(state, policy, event.node)):
+        return stay(state, f"{reason}; it is checked before it is used again", *asked, loud=loud)
+    return growth.announced(was, stay(state, reason, loud=loud), now, policy)
 
 
 def lost(state: RunState, event: events.NodeLost, now: float, policy: Policy) -> Decision:
@@ -117,7 +130,7 @@ def lost(state: RunState, event: events.NodeLost, now: float, policy: Policy) ->
 
 def checked(state: RunState, event: events.NodeChecked, now: float, policy: Policy) -> Decision:
     """An answer to the checks. A node that is known to be bad stays so, whatever it passes."""
-    node = state.roster.nodes.get(event.node)
+    node, was = state.roster.nodes.get(event.node), state
     if node is None:
         return ignored(state, f"{event.node} is not in this job")
     if event.ok and node.checked is False:
@@ -130,7 +143,9 @@ def checked(state: RunState, event: events.NodeChecked, now: float, policy: Poli
     else:
         state, reason = roster.checked(state, event), f"{event.node} {roster.checks_told(event)}"
     state = network_test.heard(state, event)
-    return starting.when_checked(state, now, policy, reason) if state.phase is Phase.CHECKING else stay(state, reason)
+    if state.phase is Phase.CHECKING:
+        return starting.when_checked(state, now, policy, reason)
+    return growth.announced(was, stay(state, reason), now, policy)
 
 
 def finding(state: RunState, event: events.FindingRaised, now: float, policy: Policy) -> Decision:

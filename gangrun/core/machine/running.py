@@ -41,7 +41,7 @@ from gangrun.core.machine.transitions import (
     without_deadline,
 )
 from gangrun.core.model import After, OnAnomaly, Phase, RunState
-from gangrun.core.nodes import planned_replacement
+from gangrun.core.nodes import growth, planned_replacement
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import anomalies, blame_hang, budget, error_rules, move
 from gangrun.core.recovery.blame import is_victim
@@ -226,6 +226,7 @@ def first_step(state: RunState, event: FirstStepSeen, now: float, policy: Policy
             return replace(told, state=state if event.printed or event.written else at_step(state, event.step))
         return stop_all(state, now, policy, After.JUDGE, reason, evidence)
     state = state if event.printed or event.written else at_step(state, event.step)
+    state = replace(state, attempt=replace(state.attempt, ready_s=now - state.attempts[-1].started))
     return stay(state, f"first step of attempt {state.attempt.number}: {event.step}")
 
 
@@ -292,8 +293,9 @@ def checkpoint_seen(state: RunState, event: CheckpointSeen, now: float, policy: 
 
 
 def checkpoint_reached(state: RunState, event: CheckpointSeen, now: float, policy: Policy) -> Decision:
-    """RUNNING: the same, and the moment at which the least is lost by letting others take the place of suspects."""
-    return planned_replacement.at_checkpoint(checkpoint_seen(state, event, now, policy), now, policy)
+    """RUNNING: the same, and the moment at which the least is lost by a move: to other nodes, or to more."""
+    decision = planned_replacement.at_checkpoint(checkpoint_seen(state, event, now, policy), now, policy)
+    return growth.at_checkpoint(decision, now, policy, event.job_left_s)
 
 
 def save_requested(state: RunState, event: SaveRequested, now: float, policy: Policy) -> Decision:

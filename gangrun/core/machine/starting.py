@@ -129,6 +129,8 @@ def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Poli
         state.attempts[-1], nodes=placed.nodes, started=now, resumed_from_step=chosen.step if chosen else None
     )
     ranks = "1 rank" if placed.world_size == 1 else f"{placed.world_size} ranks"
+    full_size = state.shape.nodes_count * state.shape.slots_per_node * state.shape.ranks_per_slot
+    ranks += f" (of {full_size})" if placed.world_size < full_size else ""
     reason = f"attempt {state.attempt.number}: {ranks} on {fold(placed.nodes)}; {event.reason}"
     return enter(
         state,
@@ -188,15 +190,16 @@ def start_deadline(state: RunState, event: DeadlinePassed, now: float, policy: P
 
 
 def gang_started(state: RunState, event: GangStarted, now: float, policy: Policy) -> Decision:
-    """STARTING: all ranks live."""
-    del now, policy
+    """STARTING: all ranks live. Nodes that came, or came back, after the checks are checked now."""
+    del now
     if state.underway.stage is not StartStage.LAUNCHING:
         return ignored(state, f"attempt {event.attempt} is not being launched")
     assert state.attempt.placement is not None
     origin = f"from {step_words(state.attempt.resume.step)}" if state.attempt.resume else "from the beginning"
     world_size = state.attempt.placement.world_size
     ranks = "1 rank runs" if world_size == 1 else f"all {world_size} ranks run"
-    return enter(state, Phase.RUNNING, f"attempt {state.attempt.number}: {ranks} {origin}")
+    spares = device_test.ask_spares(state, policy)
+    return enter(state, Phase.RUNNING, f"attempt {state.attempt.number}: {ranks} {origin}", *spares)
 
 
 def start_failed(state: RunState, event: GangStartFailed, now: float, policy: Policy) -> Decision:

@@ -38,6 +38,12 @@ def ask(state: RunState, names: tuple[str, ...], policy: Policy) -> tuple[CheckN
     return (*asked, *([CheckNodes(accused, THOROUGH, rounds)] if accused else []))
 
 
+def ask_spares(state: RunState, policy: Policy, *names: str) -> tuple[CheckNodes, ...]:
+    """RUNNING: have nodes that hold no ranks prove themselves now, if they have not; without ``names`` all of them."""
+    spares = [name for name in roster.unchecked(state) if not roster.in_gang(state, name)]
+    return ask(state, tuple(name for name in spares if not names or name in names), policy)
+
+
 def within_s(asked: tuple[CheckNodes, ...], policy: Policy) -> float:
     """How long the answers may take."""
     kinds = {one.tests for one in asked}

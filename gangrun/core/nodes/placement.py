@@ -34,24 +34,40 @@ def place(
     """Choose nodes for all ranks in the order of ``Use``; of equals those of ``prefer``, so that spares stay spares.
 
     ``excluded`` holds only what is in force now (``standing.active``). Fewer than ``nodes_count`` but at least
-    ``nodes_min_count`` usable nodes give a smaller world.
+    ``nodes_min_count`` usable nodes give a smaller world. Nodes that would make its size no multiple of
+    ``world_multiple`` stay spares.
     """
     stand = {name: standing_of(node, excluded, shape) for name, node in nodes.items()}
     usable = natural_sort(name for name, one in stand.items() if one.usable)
     if len(usable) < shape.nodes_min_count:
         return NotEnough(len(usable), shape.nodes_min_count, _why(stand, shape, len(usable)))
-    count = min(shape.nodes_count, len(usable))
     before = prefer.nodes if prefer is not None else ()
     seat = {name: index for index, name in enumerate(before)}
-    best = sorted(usable, key=lambda name: (use_of(stand[name]).value, seat.get(name, len(seat))))[:count]
-    if len(before) == count:
-        # Whoever stays keeps its ranks, so what its memory holds is still its own; a newcomer sits where one left.
-        spare = iter([name for name in best if name not in seat])
-        stays = set(best)
-        chosen = [name if name in stays else next(spare) for name in before]
-    else:
-        chosen = natural_sort(best)
-    return seated(chosen, shape, nodes)
+    best = sorted(usable, key=lambda name: (use_of(stand[name]).value, seat.get(name, len(seat))))
+    most = min(shape.nodes_count, len(usable))
+    for count in range(most, shape.nodes_min_count - 1, -1):
+        placed = _seated_anew(best[:count], before, shape, nodes)
+        if placed.world_size and not placed.world_size % shape.world_multiple:
+            return placed
+    multiple = f"their ranks are never a multiple of {shape.world_multiple} (--world-multiple-of)"
+    return NotEnough(len(usable), shape.nodes_count, f"{counted(len(usable), 'node')} usable, but {multiple}")
+
+
+def _seated_anew(best: Collection[str], before: tuple[str, ...], shape: Shape, nodes: Mapping[str, Node]) -> Placement:
+    if len(before) != len(best):
+        return _fitting(seated(natural_sort(best), shape, nodes), shape)
+    # Whoever stays keeps its ranks, so what its memory holds is still its own; a newcomer sits where one left.
+    stays, had = set(best), set(before)
+    spare = iter([name for name in best if name not in had])
+    return _fitting(seated([name if name in stays else next(spare) for name in before], shape, nodes), shape)
+
+
+def _fitting(placed: Placement, shape: Shape) -> Placement:
+    """On one box slots are left over instead of nodes."""
+    left_over = placed.world_size % shape.world_multiple
+    if not left_over or not shape.slots_min_per_node or len(placed.nodes) > 1:
+        return placed
+    return Placement(placed.seats[:-left_over], placed.world_size - left_over)
 
 
 def place_now(state: RunState, now: float, *, anew: bool = False) -> Placement | NotEnough:
@@ -113,8 +129,9 @@ def how_restarted(before: Placement | None, after: Placement) -> str:
         return (
             "restarting in place" if before is None or after.nodes == before.nodes else "restarting on the same nodes"
         )
-    smaller = " smaller," if len(after.nodes) < len(before.nodes) else ""
-    return f"restarting{smaller} on {fold(after.nodes)}"
+    size = len(after.nodes) - len(before.nodes)
+    how = " smaller," if size < 0 else " larger," if size > 0 else ""
+    return f"restarting{how} on {fold(after.nodes)}"
 
 
 def ranks_of_node(placement: Placement, node: str) -> range:

@@ -11,13 +11,14 @@ checkpoint is there. Nobody is left out for it: the node stays, as the last that
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gangrun.core.actions import Decision, SaveGang
 from gangrun.core.events import DrainRequested
 from gangrun.core.evidence import Evidence, NodeFinding, traits_of
 from gangrun.core.machine.transitions import close_attempt, may_hold_ranks, refused, stay, stop_all
-from gangrun.core.model import After, Exclusion, Outcome, Phase, Placement, RunState
+from gangrun.core.model import After, Exclusion, Node, Outcome, Phase, Placement, RunState
 from gangrun.core.nodes import placement, quarantine, roster, standing
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
@@ -29,6 +30,7 @@ A_GPU = re.compile(
     r"gpu \d+"
 )  # and none of its links: they count what comes and goes, and what befalls their other end
 MOVED = "moved"  # what became of an attempt that was stopped for it
+GROWN = "grown"  # the same, of one that was stopped only to go on with more nodes: no cap counts it
 
 
 def noted(state: RunState, found: NodeFinding, now: float, policy: Policy) -> RunState:
@@ -109,11 +111,7 @@ class _Plan:
 
 def _plan(state: RunState, before: Placement, now: float, policy: Policy) -> _Plan:
     """What a restart now would change, with nodes that have proven themselves and nothing against them."""
-    good = {
-        name: node
-        for name, node in state.roster.nodes.items()
-        if name in before.nodes or (node.checked and not node.poor)
-    }
+    good = proven(state, before)
     placed = placement.place(good, standing.active(state.health.excluded, now), state.shape, prefer=before)
     drained = _drained(state, before, now)
     if drained and policy.can_requeue and not isinstance(placed, Placement):
@@ -132,6 +130,12 @@ def _plan(state: RunState, before: Placement, now: float, policy: Policy) -> _Pl
     if len(moves) >= cap:
         return _Plan(why_not=f"at most {cap} such replacements are allowed within an hour")
     return _Plan(leaving, tuple(name for name in after if name not in before.nodes))
+
+
+def proven(state: RunState, before: Placement) -> Mapping[str, Node]:
+    """The nodes that hold ranks, and of the others those that passed their checks and show nothing poor."""
+    nodes = state.roster.nodes.items()
+    return {name: node for name, node in nodes if before.holds(name) or (node.checked and not node.poor)}
 
 
 def _drained(state: RunState, before: Placement, now: float) -> tuple[str, ...]:
@@ -170,15 +174,20 @@ def is_new(before: RunState, after: RunState, name: str, now: float, policy: Pol
     return is_due and placed.holds(name) and not _plan(after, placed, now, policy).why_not
 
 
-def at_checkpoint(decision: Decision, now: float, policy: Policy) -> Decision:
-    """RUNNING, and a newer checkpoint is there: stop and let others take the place of those that are due, if any are.
-
-    Not while something else is under way: a hang, a stalled disk, ranks that finish, nodes that are taken away.
+def is_busy(decision: Decision, now: float) -> bool:
+    """RUNNING: is something else under way: a hang, a stalled disk, ranks that finish, nodes that are taken away? Or
+    did nothing happen?
     """
     state = decision.state
-    busy = "stacks" in state.timers.deadlines or state.store_stalled_since is not None or state.attempt.finished
+    busy = "stacks" in state.timers.deadlines or state.store_stalled_since is not None or bool(state.attempt.finished)
     goes = state.ending.gone_at is not None and now < state.ending.gone_at
-    if decision.outcome is not Outcome.APPLIED or busy or goes or policy.observe:
+    return decision.outcome is not Outcome.APPLIED or busy or goes
+
+
+def at_checkpoint(decision: Decision, now: float, policy: Policy) -> Decision:
+    """RUNNING, and a newer checkpoint is there: stop and let others take the place of those that are due."""
+    state = decision.state
+    if is_busy(decision, now) or policy.observe:
         return decision
     assert state.attempt.placement is not None  # all ranks are alive
     drained = _drained(state, state.attempt.placement, now)
@@ -205,10 +214,11 @@ def moved(state: RunState, now: float, policy: Policy) -> Decision:
     """All ranks are down for a move. If something broke meanwhile, that is judged; else the gang starts again, free."""
     if _broke(state.attempt.evidence):
         return choose.judge(state, now, policy)
-    placed = placement.place_now(state, now)
+    placed, before = placement.place_now(state, now), state.attempt.placement
     where = f" on {fold(placed.nodes)}" if isinstance(placed, Placement) else ""
-    closed = close_attempt(state, now, MOVED, state.reason)
-    why = f"attempt {state.attempt.number} was stopped to replace nodes"
+    grows = isinstance(placed, Placement) and before is not None and set(before.nodes) < set(placed.nodes)
+    closed = close_attempt(state, now, GROWN if grows else MOVED, state.reason)
+    why = f"attempt {state.attempt.number} was stopped to {'use more nodes' if grows else 'replace nodes'}"
     why += f"; restarting{where}, which the restart budget does not count"
     return choose.begin_checks(replace(state, attempts=closed), now, policy, why)
 

@@ -55,12 +55,14 @@ def exclude(
     hardware: Iterable[str] = (),
     boots: Mapping[str, str] | None = None,
     resets: Iterable[str] = (),
+    silent: Iterable[str] = (),
 ) -> Quarantined:
     """Leave ``names`` out from now on, as far as the cap allows; what is over is dropped on the way. On those that are
     among ``hardware`` something broke; for those in ``boots`` only another boot than this one counts as a cure, and for
-    those in ``resets`` clean checks, too.
+    those in ``resets`` clean checks, too. Against those in ``silent`` there is nothing but that nobody heard them.
     """
     broken, boots, cured_by_reset = frozenset(hardware), boots or {}, frozenset(resets)
+    unheard = frozenset(silent)
     after, out = dict(kept(excluded, now)), active(excluded, now)
     cap = cap_count(nodes_count, policy)
     recently = {name for name, entry in after.items() if entry.since > now - HOUR_S and not entry.drained_by}
@@ -75,12 +77,17 @@ def exclude(
             shows = (name in cured_by_reset or not boot_id) and (old.shows_reset or not old.boot_id)
             boot_id = boot_id or old.boot_id
             seen_at, shows = (now, shows) if boot_id else (0.0, False)
-            after[name] = Exclusion(reason, old.since, until, name in broken, boot_id, returns_count, seen_at, shows)
+            still = old.silent and name in unheard
+            after[name] = Exclusion(
+                reason, old.since, until, name in broken, boot_id, returns_count, seen_at, shows, silent=still
+            )
             taken.append(name)
         elif recent < cap:
             until = now + policy.exclusion_s
             shows = bool(boot_id) and name in cured_by_reset
-            after[name] = Exclusion(reason, now, until, name in broken, boot_id, returns_count, shows_reset=shows)
+            after[name] = Exclusion(
+                reason, now, until, name in broken, boot_id, returns_count, shows_reset=shows, silent=name in unheard
+            )
             recent += name not in recently
             taken.append(name)
         else:
@@ -98,12 +105,21 @@ def exclude(
 
 
 def leave_out(
-    state: RunState, names: Iterable[str], reason: str, now: float, policy: Policy, fatal: Collection[NodeFinding] = ()
+    state: RunState,
+    names: Iterable[str],
+    reason: str,
+    now: float,
+    policy: Policy,
+    fatal: Collection[NodeFinding] = (),
+    silent: Collection[str] = (),
 ) -> tuple[RunState, str]:
-    """Exclude these nodes of the run, and say what came of it; "" if there are none. ``fatal``: what was found."""
+    """Exclude these nodes of the run, and say what came of it; "" if there are none. ``fatal``: what was found;
+    ``silent``: nodes that were not heard, of which those count against which nothing was found.
+    """
     boots = {found.node: found.boot_id for found in fatal if found.boot_id}
     broken, count = {found.node for found in fatal}, len(state.roster.nodes)
-    done = exclude(state.health.excluded, names, reason, now, policy, count, broken, boots, cured_by_reset(fatal))
+    resets, unheard = cured_by_reset(fatal), set(silent) - broken
+    done = exclude(state.health.excluded, names, reason, now, policy, count, broken, boots, resets, unheard)
     return replace(state, health=replace(state.health, excluded=done.excluded)), done.sentence
 
 
@@ -137,22 +153,29 @@ def if_booted(excluded: Mapping[str, Exclusion], now: float) -> tuple[tuple[str,
 
 def comes_back(entry: Exclusion | None, boot_id: str) -> bool:
     """Is this a node that is out until it has booted, in another boot, and may that be its cure? Or one whose checks
-    would see that its GPU has not been reset.
+    would see that its GPU has not been reset. Or one that was only silent, and is heard.
     """
-    if entry is None or not entry.boot_id or entry.returns_count >= RETURNS_MAX_COUNT:
+    if entry is None or entry.returns_count >= RETURNS_MAX_COUNT:
         return False
-    return entry.boot_id != boot_id or entry.shows_reset
+    return entry.silent or bool(entry.boot_id and (entry.boot_id != boot_id or entry.shows_reset))
 
 
 def reviewed(state: RunState, now: float, policy: Policy, passed: str = "") -> tuple[RunState, str]:
-    """Look anew at nodes of this job that are out until they have booted, and say what came of it. Who has booted and
-    passed its checks is taken back, so often at most; who has not stays out when its time is up, for a week at most.
+    """Look anew at nodes of this job that are out until they have booted, or are heard again, and say what came of it.
+    Who has and passed its checks is taken back, so often at most; who has not booted stays out when its time is up, for
+    a week at most.
     ``passed``: who has just passed them, so that what a check would still see is known to be gone.
     """
     after, back, stay = dict(state.health.excluded), list[str](), list[str]()
     for name, entry in kept(state.health.excluded, now).items():
         node = state.roster.nodes.get(name)
-        if node is None or node.lost or not entry.boot_id:
+        if node is None or node.lost or not (entry.boot_id or entry.silent):
+            continue
+        if entry.silent:
+            if name == passed and comes_back(entry, node.boot_id):
+                after[name] = replace(entry, until=now, silent=False, returns_count=entry.returns_count + 1)
+                why = one_line(entry.reason)
+                back.append(f"{name} is heard again and passed its checks, so it is used again ({why})")
             continue
         if node.boot_id == entry.boot_id or node.checked is False:  # from now on it is this boot that was bad
             after[name] = replace(entry, boot_id=node.boot_id, seen_at=now)
@@ -174,9 +197,9 @@ def reviewed(state: RunState, now: float, policy: Policy, passed: str = "") -> t
 
 
 def taken_back(before: Mapping[str, Exclusion], after: Mapping[str, Exclusion]) -> tuple[str, ...]:
-    """Nodes that were just taken back before their time was up."""
-    old = {name: entry.returns_count for name, entry in before.items()}
-    return tuple(name for name, entry in after.items() if entry.returns_count > old.get(name, 0))
+    """Nodes that were just taken back before their time was up; of one that was only silent nobody else knew."""
+    old = {name: entry for name, entry in before.items() if not entry.silent}
+    return tuple(name for name, entry in after.items() if name in old and entry.returns_count > old[name].returns_count)
 
 
 def newly_broken(before: Mapping[str, Exclusion], after: Mapping[str, Exclusion]) -> Mapping[str, str]:

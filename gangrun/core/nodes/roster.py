@@ -17,30 +17,32 @@ from gangrun.core.nodes.quarantine import comes_back
 from gangrun.core.text import one_line
 from gangrun.core.versions import count, with_entries
 
-LEFT_OUT = "excluded until it had booted"
+LEFT_OUT = "excluded until it"
 
 
 def _cure(entry: Exclusion) -> str:
-    return f"{LEFT_OUT}{', or been reset' if entry.shows_reset else ''} ({one_line(entry.reason)})"
+    cure = "was heard again" if entry.silent else "had booted" + (", or been reset" if entry.shows_reset else "")
+    return f"{LEFT_OUT} {cure} ({one_line(entry.reason)})"
 
 
 def joined(state: RunState, event: AgentJoined | AgentRejoined) -> RunState:
     """The roster with this agent in it; the same boot of the same node keeps the preflight it has passed. One that was
-    excluded until it had booted, and has, is on trial.
+    excluded until it had booted, and has, or until it was heard, is on trial.
     """
     old = state.roster.nodes.get(event.node)
     same_boot = old is not None and old.boot_id == event.boot_id
     entry = state.health.excluded.get(event.node)
     back = _cure(entry) if entry and comes_back(entry, event.boot_id) else ""
+    kept = old if same_boot and not (back and entry and entry.silent) else None  # who was silent proves itself anew
     node = Node(
         name=event.node,
         incarnation=event.incarnation,
         boot_id=event.boot_id,
         slots_count=event.slots_count,
-        checked=True if same_boot and old is not None and old.checked is True else None,
+        checked=True if kept is not None and kept.checked is True else None,
         poor=old.poor if same_boot and old is not None else "",
         due=old.due if same_boot and old is not None else "",
-        trial=old.trial if same_boot and old is not None else back,
+        trial=back if kept is None else kept.trial,
         addresses=event.addresses,
         broken_slots=old.broken_slots if same_boot and old is not None else (),
     )
@@ -65,7 +67,11 @@ def lost(state: RunState, event: NodeLost) -> RunState:
 
 
 def heard(state: RunState, name: str) -> RunState:
-    """The roster with the node back."""
+    """The roster with the node back. One that was excluded because it was silent is on trial."""
+    node, entry = state.roster.nodes.get(name), state.health.excluded.get(name)
+    was_away = node is not None and (node.lost or node.silent_since is not None)
+    if was_away and node is not None and entry is not None and entry.silent and comes_back(entry, node.boot_id):
+        return _with(state, name, silent_since=None, lost=False, checked=None, trial=_cure(entry))
     return _with(state, name, silent_since=None, lost=False)
 
 

@@ -86,7 +86,8 @@ def _weigh(state: RunState, now: float, policy: Policy) -> _Judged:
     if verdict.final or not ruling.allowed:  # the run ends: nobody is excluded but for what was measured
         measured = {found.node for found in fatal}
         accused, guilty = (), [name for name in guilty if name in measured]
-    state, left_out = quarantine.leave_out(state, guilty, verdict.sentence, now, policy, fatal)
+    silent = state.attempt.evidence.silent if verdict.cause is Cause.NODE_SILENT else ()
+    state, left_out = quarantine.leave_out(state, guilty, verdict.sentence, now, policy, fatal, tuple(silent))
     state = replace(
         state,
         budget=charged,
@@ -169,8 +170,9 @@ def leave_behind(state: RunState, now: float, policy: Policy, reason: str) -> De
     if not policy.can_requeue or policy.observe:
         return finish(state, Phase.FAILED, now, reason, Failure.NODE)
     bad = [found.node for found in state.attempt.evidence.findings if found.fatal]
-    bad += [name for name in state.attempt.evidence.silent if not _is_taken(state, name)]
-    state, left_out = quarantine.leave_out(state, bad, reason, now, policy)
+    bad += (silent := [name for name in state.attempt.evidence.silent if not _is_taken(state, name)])
+    unheard = set(silent) - {found.node for found in state.attempt.evidence.findings if found.fatal}
+    state, left_out = quarantine.leave_out(state, bad, reason, now, policy, silent=unheard)
     return requeue(state, now, policy, f"{reason}; {left_out}" if left_out else reason)
 
 
@@ -276,7 +278,9 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Deci
         SealAttempts(number),
         deadlines={"seal": now + policy.choose_within_s},
         underway=Underway(stage=StartStage.SEALING),
-        attempt=replace(state.attempt, number=number, evidence=Evidence(), finished=Ranks(), step=-1, reach=-1),
+        attempt=replace(
+            state.attempt, number=number, evidence=Evidence(), finished=Ranks(), step=-1, reach=-1, ready_s=0.0
+        ),
         attempts=attempts,
         checkpoints=replace(state.checkpoints, steps_told=state.checkpoints.steps_told or state.attempt.step >= 0),
     )

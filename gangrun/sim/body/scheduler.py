@@ -441,6 +441,13 @@ class SimJobs:
         """As the controller says now."""
         return self.supervisor.clock.now() if self.scheduler.runs(self.stay) else -math.inf
 
+    def left_s(self) -> float | None:
+        """As the controller would say now."""
+        job, limit_s = self.scheduler.job_of(self.supervisor.node.job), self.scheduler.world.setup.time_limit_s
+        if job is None or not limit_s:
+            return None
+        return job.began_at + limit_s - self.supervisor.timeline.now
+
     def _try(self, act: tuple[int, int], action: SubmitSuccessor, what: str, until: float) -> None:
         scheduler, supervisor = self.scheduler, self.supervisor
         timeline = supervisor.timeline

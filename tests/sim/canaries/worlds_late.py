@@ -232,10 +232,10 @@ def a_slow_clock_behind_a_cut(rng: random.Random, seed: int) -> World:
 
 
 @recipe("places_on_excluded_nodes")
-def an_excluded_node_comes_back(rng: random.Random, seed: int) -> World:
-    """A spare has taken the place of a node that was cut off, and is lost when that node is back."""
+def an_excluded_node_is_missed(rng: random.Random, seed: int) -> World:
+    """A spare has taken the place of a node that was drained, and is lost."""
     del seed
-    plan = FaultPlan().fail_at(rng.uniform(8.0, 12.0), Kind.CUT, node=1, for_s=rng.uniform(20.0, 30.0))
+    plan = FaultPlan().fail_at(rng.uniform(8.0, 12.0), Kind.DRAIN, node=1)
     plan = plan.fail_at(rng.uniform(55.0, 65.0), Kind.KILL_NODE, node=3)
     script = Script(steps_count=100, victims_after_s=0.0)
     return World(replace(Setup.of(3, script=script), spares_count=1, pool_count=4), plan, seed_of(rng))

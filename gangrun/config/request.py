@@ -23,7 +23,7 @@ from gangrun.config.launchers import launched_per_node, meant_for_gangrun, taken
 from gangrun.config.layers import BY_NAME, DEFAULT, Value, layered, unknown_variables, usual_files
 from gangrun.config.secrets import is_secret, redacted, secret_names
 from gangrun.config.slurm_script import literal
-from gangrun.core.policy import HangPolicy, Policy, PolicyError, Timing
+from gangrun.core.policy import HangPolicy, Policy, PolicyError, Timing, TrendPolicy
 from gangrun.errors import UserError
 from gangrun.frameworks.framework import AUTO, FILE, Framework, frameworks_of
 from gangrun.wire.spec import CheckpointSpec, HealthSpec, LogSpec, RunSpec
@@ -266,6 +266,7 @@ def policy_of(settings: Mapping[str, Value], world: str, *, can_requeue: bool = 
         return Policy(
             timing=Timing(**fields_of(settings, "policy.timing")),
             hang=HangPolicy(**fields_of(settings, "policy.hang")),
+            trends=TrendPolicy(**fields_of(settings, "policy.trends")),
             join_within_s=JOIN_WITHIN_S[world] if join_s is None else join_s,
             can_requeue=can_requeue,
             total_steps=settings["total_steps"].value,

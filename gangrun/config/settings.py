@@ -189,6 +189,14 @@ SETTINGS: tuple[Setting, ...] = (
         "skip_batches", COUNT, RECOVERY, "Global batches to leave out around the anomaly after a rollback",
         0, "policy.skip_batches_count", zero="none",
     ),
+    Setting(
+        "trend_window", TIME, RECOVERY, "Alert on slow ranks, slow training or growing memory seen for TIME",
+        600.0, "policy.trends.window_s", zero="never",
+    ),
+    Setting(
+        "memory_within", TIME, RECOVERY, "Alert if memory, /dev/shm or open files will be full within TIME",
+        3600.0, "policy.trends.full_within_s", zero="never",
+    ),
     Setting("runs_dir", DIRECTORY, OUTPUT, "Directory that holds the run directories", RUNS_DIR),
     Setting("profile", NAME, PLACES, "Named group of settings: [profiles.NAME] of a file, or a100, h100 or b200", ""),
     Setting("name", NAME, OUTPUT, "Name of the run", "", told_default="the script's"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from gangrun.core.evidence import Anomaly, NodeFinding, RankExit, RankObservation, RankStack
+from gangrun.core.evidence import Alert, Anomaly, NodeFinding, RankExit, RankObservation, RankStack
 from gangrun.core.model import BrokenSlot, CheckpointRef, Inventory, Met, Origin
 
 
@@ -209,6 +209,15 @@ class AnomalySeen:
     node: str
     anomaly: Anomaly
     ranks_count: int = 1  # that report it
+
+
+@dataclass(frozen=True, slots=True)
+class AlertSeen:
+    """The supervisor's table: a rank is slow, the training slows down, a node fills up; or that is over."""
+
+    attempt: int
+    alert: Alert
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,6 +427,7 @@ Event = (
     | FirstStepSeen
     | ProgressMarked
     | AnomalySeen
+    | AlertSeen
     | ProgressStalled
     | StacksTaken
     | GangStopped

@@ -148,6 +148,51 @@ class AnomalyStop:
     is_data: bool = False
 
 
+class AlertKind(Enum):
+    """What the speed or the resources of the training show; the values are what ``status --json`` says."""
+
+    SLOW_RANK = "slow rank"
+    SLOWER = "slower"
+    MEMORY = "memory"
+    SHARED_MEMORY = "shared memory"
+    FILES = "open files"
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """What somebody should look at. Nothing acts on it; see ``recovery.pace_rules`` and ``recovery.growth_rules``."""
+
+    kind: AlertKind
+    node: str = ""  # "": all of them
+    rank: int = -1  # -1: no rank is named
+    over_s: float = 0.0  # it was seen for so long
+    share: float = 0.0  # SLOW_RANK: its own work takes so much longer; SLOWER: so much of the rate is gone
+    lost_share: float = 0.0  # SLOW_RANK: of each step, its peers wait for it
+    others_count: int = 0  # more ranks of which the same is true
+    more_tokens_share: float = 0.0  # SLOW_RANK: it trained on so many more tokens than its peers
+    rates: tuple[float, float] = (0.0, 0.0)  # SLOWER: steps per second, before and now
+    in_s: float = 0.0  # growth: the limit is reached then
+    per_s: float = 0.0  # bytes or files that come
+    used: int = 0  # FILES: so many are open
+    limit: int = 0
+
+    @property
+    def key(self) -> tuple[AlertKind, str, int]:
+        """Two with one key are the same. Of memory a node has one, whichever of its ranks grows most."""
+        return self.kind, self.node, -1 if self.kind is AlertKind.MEMORY else self.rank
+
+
+@dataclass(frozen=True, slots=True)
+class SeenAlert:
+    """An alert, when it began, and when it was over."""
+
+    attempt: int
+    alert: Alert  # as it was told last
+    at: float
+    told_at: float
+    until: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Hang:
     """A stall, and where every rank stood in it."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
-from gangrun.core.evidence import Evidence, NodeFinding, Reported, SeenAnomaly
+from gangrun.core.evidence import Evidence, NodeFinding, Reported, SeenAlert, SeenAnomaly
 from gangrun.core.versions import Ranks
 
 
@@ -546,6 +546,8 @@ class RunState:
     store_stalled_since: float | None = None
     marks: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # node -> (incarnation, newest seq)
     anomalies: tuple[SeenAnomaly, ...] = ()  # of the training's numbers, oldest first
+    alerts: tuple[SeenAlert, ...] = ()  # of its speed and resources, oldest first
+    slowing: tuple[NodeFinding, ...] = ()  # findings that may explain why a rank is slow, oldest first
 
 
 class Outcome(Enum):

@@ -47,6 +47,16 @@ class HangPolicy:
     idle_cpu_rate: float = 0.05
 
 
+@dataclass(frozen=True, slots=True)
+class TrendPolicy:
+    """What counts as slow, and as growth that ends in a full node: alerts only."""
+
+    window_s: float = 600.0  # over which ranks, speed and memory are judged; 0: never
+    slow_share: float = 0.15  # of each step that its peers wait for a rank
+    drop_share: float = 0.10  # of the steps per second that the attempt made before
+    full_within_s: float = 3600.0  # a limit that is reached sooner is told; 0: none
+
+
 MEASURED_FACTOR = 2.0  # the last save of a job may take longer than those before: all runs that end then save too
 
 
@@ -56,6 +66,7 @@ class Policy:
 
     timing: Timing = Timing()
     hang: HangPolicy = HangPolicy()
+    trends: TrendPolicy = TrendPolicy()
     restarts_max_count: int = 3  # per cause, since the last progress
     jobs_max_count: int = 0  # that the run may have, the first one included; 0: as many as it takes
     backoff_first_s: float = 2.0
@@ -162,3 +173,17 @@ def check(policy: Policy) -> None:
         raise PolicyError(f"poison_times_count = {policy.poison_times_count} must be at least 2: once proves nothing")
     if policy.skip_batches_count and policy.on_anomaly is not OnAnomaly.ROLLBACK:
         raise PolicyError(f"skip_batches_count = {policy.skip_batches_count} needs on_anomaly rollback")
+    _check_trends(policy.trends)
+
+
+WINDOW_MIN_S = 20.0  # a rank is looked at twice a second: fewer looks tell nothing
+
+
+def _check_trends(trends: TrendPolicy) -> None:
+    if trends.window_s and not trends.window_s >= WINDOW_MIN_S:
+        raise PolicyError(f"trends.window_s = {trends.window_s} must be at least {WINDOW_MIN_S:g} (0 turns it off)")
+    if not trends.full_within_s >= 0:
+        raise PolicyError(f"trends.full_within_s = {trends.full_within_s} must not be negative (0 turns it off)")
+    for name, share in (("slow_share", trends.slow_share), ("drop_share", trends.drop_share)):
+        if not 0 < share < 1:
+            raise PolicyError(f"trends.{name} = {share} must be between 0 and 1")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from gangrun.core import actions as act
 from gangrun.core import events as ev
 from gangrun.core.checkpoints import flush_to_disk
-from gangrun.core.evidence import RankExit, RankObservation, RankStack
+from gangrun.core.evidence import AlertKind, RankExit, RankObservation, RankStack
 from gangrun.core.model import CheckpointRef, Inventory
 from gangrun.core.nodeset import fold
 from gangrun.core.text import counted, listed, one_line, signal_name, step_words
@@ -30,6 +30,13 @@ _DEADLINES = {
     "nodes": "nodes to come back",
     "submit": "the scheduler's answer",
     "bring": "writing the newest in-memory step to the disk",
+}
+_ALERTS = {
+    AlertKind.SLOW_RANK: "slower than its peers",
+    AlertKind.SLOWER: "slower than before",
+    AlertKind.MEMORY: "memory that grows towards the node's limit",
+    AlertKind.SHARED_MEMORY: "shared memory (/dev/shm) that fills up",
+    AlertKind.FILES: "open files that grow towards the limit",
 }
 
 
@@ -81,7 +88,7 @@ def seen(event: ev.Event, at: float) -> str:
             return _of_the_gang(event)
         case ev.RankExited() | ev.RankFinished():
             return _of_ranks(event)
-        case ev.FirstStepSeen() | ev.ProgressMarked() | ev.ProgressStalled() | ev.StacksTaken():
+        case ev.FirstStepSeen() | ev.ProgressMarked() | ev.ProgressStalled() | ev.StacksTaken() | ev.AlertSeen():
             return _of_progress(event)
         case ev.AnomalySeen(anomaly=found):
             return f"rank {event.rank} on {event.node} reported a {found.what} of {found.value} at step {found.step}"
@@ -198,7 +205,9 @@ def _of_ranks(event: ev.RankExited | ev.RankFinished) -> str:
             return f"rank {event.rank} on {event.node} ended with exit code 0"
 
 
-def _of_progress(event: ev.FirstStepSeen | ev.ProgressMarked | ev.ProgressStalled | ev.StacksTaken) -> str:
+def _of_progress(
+    event: ev.FirstStepSeen | ev.ProgressMarked | ev.ProgressStalled | ev.StacksTaken | ev.AlertSeen,
+) -> str:
     match event:
         case ev.FirstStepSeen() | ev.ProgressMarked():
             printed = isinstance(event, ev.ProgressMarked) and event.printed
@@ -208,6 +217,9 @@ def _of_progress(event: ev.FirstStepSeen | ev.ProgressMarked | ev.ProgressStalle
             return f"no sign of progress for {event.stalled_s:.0f} s (limit {event.limit_s:.0f} s){where}"
         case ev.StacksTaken():
             return f"stacks of the ranks: {_stacks(event.stacks)}"
+        case ev.AlertSeen(alert=alert):
+            where = f"rank {alert.rank} on {alert.node}" if alert.rank >= 0 else alert.node or "all ranks"
+            return f"{where}: {_ALERTS[alert.kind]}{', but no more' if event.is_over else ''}"
 
 
 def _observations(observations: Iterable[RankObservation]) -> str:

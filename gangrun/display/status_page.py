@@ -29,6 +29,7 @@ from gangrun.display.times import ago_words, clock_words, span_words, when_words
 from gangrun.runs.rank_output import LOST_WORDS
 from gangrun.runs.saves import SavesStatus
 from gangrun.runs.status import (
+    AlertStatus,
     AttemptStatus,
     CheckpointStatus,
     DeviceTestStatus,
@@ -117,6 +118,8 @@ def _warnings(status: Status, look: PageFormat) -> list[str]:
         told.append(clean(status.warning))
     newest = status.attempts[-1].number if status.attempts else -1
     told += [clean(one.words) for one in status.anomalies if one.attempt == newest]
+    holding = [one for one in status.alerts if one.attempt == newest and one.until is None]
+    told += [_alert_words(one, look) for one in holding if status.exit_code is None]
     if words := failure_words(status.saves, look.now):
         told.append(words)
     if (scheduler := status.scheduler) and scheduler.silent:
@@ -124,6 +127,11 @@ def _warnings(status: Status, look: PageFormat) -> list[str]:
         told.append(f"{words}: this page shows only what the run itself wrote")
     told += [clean(note) if note.startswith(LOST_WORDS) else f"journal: {clean(note)}" for note in status.notes]
     return told
+
+
+def _alert_words(one: AlertStatus, look: PageFormat) -> str:
+    found = f"; likely {'cause' if len(one.causes) == 1 else 'causes'}: {', '.join(one.causes)}" if one.causes else ""
+    return clean(f"{one.words} (seen {ago_words(one.told, look.now)}){found}")
 
 
 def _silent_s(status: Status, now: float) -> float:

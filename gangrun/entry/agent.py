@@ -131,6 +131,7 @@ def gang_of(
         slots_count=spec.slots_per_node + spec.spare_slots_count if spec.rank_per_gpu else 0,
         gpus=gpus,
         hang_watch=spec.policy.hang.timeout_s != 0,
+        trends=spec.policy.trends,
     )
 
 

@@ -17,6 +17,8 @@ Standard library only: the rank loads it by path. Native byte order, 8-byte word
       11  sampler  how many groups follow
       12  agent    dumps asked for
       13  sampler  dumps written
+      14  sampler  looks
+      15  sampler  looks at which the main thread waited for other ranks
    16-47  sampler  for each group: a checksum of its name, and the collectives that this rank has issued
       48  sampler  ``TEXT_BYTES`` of UTF-8, filled with NUL: the place in words; "" while the script moves
 """
@@ -36,6 +38,7 @@ MAGIC = int.from_bytes(struct.pack("=6sH", b"GRPLAC", VERSION), "little", signed
 W_MAGIC, W_PID, W_SEQ, W_AT, W_HAS_EXACT, W_KEY = range(6)
 W_EXACT, W_SAMPLED, W_CIRCLING, W_COUNTED, W_TIMEOUT, W_GROUPS = range(6, 12)
 W_ASKED, W_DUMPED = 12, 13
+W_LOOKS, W_WAITS = 14, 15
 W_COUNTS = 16
 W_TEXT = W_COUNTS + 2 * GROUPS_MAX_COUNT
 SIZE_BYTES = 8 * W_TEXT + TEXT_BYTES

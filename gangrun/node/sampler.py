@@ -9,6 +9,10 @@ thread's stack, and writes the page of ``place_page``. Three signs:
   runs in the main thread.
 - *collectives*: how many of each group this rank has issued, as torch counts them itself.
 
+It also counts its looks, and those at which the main thread waits for other ranks: whoever waits least is waited for.
+For that the looks come at random moments, half a second apart on average: steps of a constant length would be seen at
+the same point of each step.
+
 If the main thread holds the GIL, or the process is stopped, the time of the newest look stands still, which the agent
 sees. Without ctypes, and in a free-threaded Python, there is no exact sign. The thread must not hold a frame while it
 sleeps (its tensors would live on), import, print or take a lock. It does not exist in a child after ``fork``.
@@ -34,6 +38,11 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.5
 FRAMES_MAX_COUNT = 200
 CODES_MAX_COUNT = 20_000
+# Where Python waits for other ranks. In the first two nothing else takes time; in the others only a thread that sleeps
+# waits.
+# The backward pass reduces gradients. On CUDA it runs in a thread of its own, for which the main thread sleeps.
+WAITS = ("/torch/distributed/distributed_c10d", "/torch/distributed/_functional_collectives")
+WAITS_ASLEEP = ("/torch/distributed/fsdp/", "/torch/nn/parallel/distributed", "/torch/autograd/graph")
 DUMP_ENTRIES_MAX_BYTES = 16 * 1024 * 1024
 C10D, C10D_C = "torch.distributed.distributed_c10d", "torch._C._distributed_c10d"
 
@@ -83,6 +92,8 @@ class Sampler:
         self._named = -1  # groups at the last look at their time-outs
         self._timeout_ms = 0
         self._text = b""
+        self._waits: dict[CodeType, int] = {}  # 2: surely, 1: if it sleeps
+        self._chance = os.getpid()
 
     def run(self) -> None:
         """Until the interpreter ends; whatever fails, the script must not notice."""
@@ -91,7 +102,8 @@ class Sampler:
                 self.look(monotonic_ns())
             except Exception:  # noqa: BLE001 - torch's internals, any state of an ending interpreter
                 pass
-            sleep(LOOK_EVERY_S)
+            self._chance = (self._chance * 1103515245 + 12345) & 0x7FFFFFFF
+            sleep(LOOK_EVERY_S * (0.5 + self._chance / 0x7FFFFFFF))
 
     def look(self, now: int) -> None:
         """Look, and write it down."""
@@ -105,6 +117,9 @@ class Sampler:
             self._circle_round(key, now)
         elif not self._text:
             self._text = place_of(frame)
+        page = self._page.words
+        page[self._layout.W_WAITS] += self._is_waiting(frame)
+        page[self._layout.W_LOOKS] += 1
         del frame
         groups = counts()
         if groups != self._groups:
@@ -119,6 +134,20 @@ class Sampler:
             asked = self._page.words[self._layout.W_ASKED]
             dump(self._page.path + ".dump")
             self._page.words[self._layout.W_DUMPED] = asked
+
+    def _is_waiting(self, frame: FrameType) -> bool:
+        """Does the main thread wait for other ranks?"""
+        code = frame.f_code
+        if frame.f_back is not None and "/torch/_ops" in code.co_filename:
+            code = frame.f_back.f_code
+        kind = self._waits.get(code)
+        if kind is None:
+            if len(self._waits) >= CODES_MAX_COUNT:
+                self._waits.clear()
+            name = code.co_filename
+            asleep = any(part in name for part in WAITS_ASLEEP)
+            kind = self._waits[code] = 2 if any(part in name for part in WAITS) else int(asleep)
+        return kind == 2 or (kind == 1 and not _uses_cuda() and _sleeps())
 
     def _circle_round(self, key: int, now: int) -> None:
         """Since when were there only few places? Since the one that had to give way to this one was last seen."""
@@ -146,6 +175,16 @@ class Sampler:
             frame = frame.f_back
             left -= 1
         return key
+
+
+def _uses_cuda() -> bool:
+    return bool(getattr(sys.modules.get("torch.cuda"), "_initialized", False))
+
+
+def _sleeps() -> bool:
+    """Does the main thread sleep? Its number is the process's."""
+    with open(f"/proc/self/task/{os.getpid()}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2][1:2] == b"S"
 
 
 def place_of(frame: FrameType | None) -> bytes:

@@ -15,7 +15,7 @@ import msgspec
 
 from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.core.evidence import LOSS, NORM, SeenAnomaly
+from gangrun.core.evidence import LOSS, NORM, SeenAlert, SeenAnomaly
 from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, Phase, RunState
 from gangrun.core.nodes.standing import active
 from gangrun.core.nodeset import natural_sort
@@ -175,6 +175,23 @@ class AnomalyStatus(msgspec.Struct, frozen=True, kw_only=True):
     words: str
 
 
+class AlertStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A slow rank, a training that became slower, or a node that runs out of something."""
+
+    attempt: int
+    kind: str
+    node: str | None  # null: all of them
+    rank: int | None
+    since: float
+    told: float  # when ``words`` were true
+    until: float | None  # null: it holds, or its attempt ended with it
+    share: float | None  # so much slower
+    full: float | None  # when the limit would have been reached, as it was told
+    per_s: float | None  # bytes or files that come
+    causes: tuple[str, ...]
+    words: str
+
+
 class Status(msgspec.Struct, kw_only=True):
     """One run. Every key is always there; what is not known is null."""
 
@@ -194,6 +211,7 @@ class Status(msgspec.Struct, kw_only=True):
     loss: float | str | None = None  # "NaN" and the infinities are words: JSON has no such numbers
     grad_norm: float | str | None = None
     anomalies: tuple[AnomalyStatus, ...] = ()  # of loss and gradient norm, over all attempts
+    alerts: tuple[AlertStatus, ...] = ()  # of speed and resources, over all attempts
     total_steps: int | None = None
     steps_per_s: float | None = None
     eta_s: float | None = None  # until the last step, if nothing fails
@@ -342,6 +360,7 @@ def _add_state(status: Status, reading: RunSnapshot, state: RunState, now: float
     for name in figures.__struct_fields__:
         setattr(status, name, getattr(figures, name))
     status.anomalies = tuple(map(_anomaly, state.anomalies))
+    status.alerts = tuple(_alert(one, state, walls.wall) for one in state.alerts)
     status.lost_s = lost_s(status.attempts)
     status.checkpoint = _checkpoint(state.checkpoints.newest, reading)
     status.memory_step = memory_step(reading, state)
@@ -364,6 +383,19 @@ def _anomaly(seen: SeenAnomaly) -> AnomalyStatus:
     return AnomalyStatus(
         attempt=seen.attempt, rank=seen.rank, node=seen.node, kind=one.kind.value, what=one.what, value=one.value,
         since_step=one.since_step, step=one.step, reports=one.count, lasting=one.lasting, words=past_words(seen),
+    )  # fmt: skip
+
+
+def _alert(seen: SeenAlert, state: RunState, wall: Callable[[float], float]) -> AlertStatus:
+    from gangrun.core.recovery import alerts  # most runs have none, and do not wait for it
+
+    one, holds = seen.alert, seen in alerts.open_ones(state) and state.phase not in TERMINAL
+    return AlertStatus(
+        attempt=seen.attempt, kind=one.kind.value, node=one.node or None, rank=one.rank if one.rank >= 0 else None,
+        since=wall(seen.at), told=wall(seen.told_at), until=None if seen.until is None else wall(seen.until),
+        share=one.share or None,
+        full=wall(seen.told_at + one.in_s) if one.per_s else None, per_s=one.per_s or None,
+        causes=alerts.causes(state, seen), words=alerts.told(seen) if holds else alerts.past_words(seen),
     )  # fmt: skip
 
 

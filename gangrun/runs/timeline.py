@@ -25,10 +25,11 @@ from gangrun.wire.record import Record, RecordError
 # These matter even if the phase stays the same.
 TELLING = frozenset(
     {
-        "ActFailed", "ActUnknown", "AgentRejoined", "CancelRequested", "DrainRequested", "FindingRaised",
-        "FirstStepSeen", "GangStartFailed", "GangStopped", "NodeAbsent", "NodeHeard", "NodeLost", "NodeSilent",
-        "NoneValid", "Notice", "ProgressStalled", "RankExited", "ResumeChosen", "ResumeRequested", "SaveAnswered",
-        "SaveRequested", "StacksTaken", "StepBrought", "StopTimedOut", "StoreBack", "StoreStalled", "TermTaken",
+        "ActFailed", "ActUnknown", "AgentRejoined", "AlertSeen", "AnomalySeen", "CancelRequested", "DrainRequested",
+        "FindingRaised", "FirstStepSeen", "GangStartFailed", "GangStopped", "NodeAbsent", "NodeHeard", "NodeLost",
+        "NodeSilent", "NoneValid", "Notice", "ProgressStalled", "RankExited", "ResumeChosen", "ResumeRequested",
+        "SaveAnswered", "SaveRequested", "StacksTaken", "StepBrought", "StopTimedOut", "StoreBack", "StoreStalled",
+        "TermTaken",
     }
 )  # fmt: skip
 OWN_PATCH = frozenset({"excluded", "failure", "suspicion"})  # a change of these is never passed over

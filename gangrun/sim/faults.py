@@ -51,6 +51,7 @@ class Kind(Enum):
     FAIL_ALL = "all ranks fail with text at once, amount seconds after the start of each gang"
     REMARK = "ranks on the node, or on all, write text as healthy ranks do, and go on"
     HANG = "one rank waits for ever"
+    SLOW_RANK = "the rank takes amount times as long for its own work"
     KILL_NODE = "node lost for good"
     REBOOT_NODE = "node reboots, back after for_s"
     PAUSE_NODE = "virtual machine paused, its clock stands"
@@ -499,6 +500,17 @@ def _hang(world: Cluster, rank: SimRank, fault: Fault) -> None:
         rank.gang.update()
 
 
+def _slow_rank(world: Cluster, rank: SimRank, fault: Fault) -> None:
+    gang = rank.gang
+    if gang is None:
+        return
+    gang.slow_down(rank.rank, fault.amount)
+    for node in world.nodes:
+        node.unpark()
+    if fault.for_s:
+        world.timeline.after(fault.for_s, lambda: gang.slow_down(rank.rank, 1.0))
+
+
 # ---- network, storage, scheduler, people --------------------------------------------------------------------------
 
 
@@ -687,6 +699,7 @@ _RANK: dict[Kind, Callable[[Cluster, SimRank, Fault], None]] = {
     Kind.PAUSE_RANK: _pause_rank,
     Kind.STUCK_RANK: _pause_rank,
     Kind.HANG: _hang,
+    Kind.SLOW_RANK: _slow_rank,
 }
 _NOBODYS = frozenset({Kind.REMARK, Kind.FAIL_RANK, Kind.FAIL_ALL, Kind.FS_NO_MODES, Kind.PAUSE_AT_MOVE})
 _NETWORK = (Kind.CUT, Kind.CUT_TO, Kind.CUT_FROM, Kind.CUT_HALF, Kind.DELAY, Kind.DUPLICATE, Kind.REORDER, Kind.LOSE)

@@ -17,12 +17,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gangrun.core.events import AnomalySeen, Event, FirstStepSeen, FlushDue, ProgressMarked, ProgressStalled
+from gangrun.core.events import AlertSeen, AnomalySeen, Event, FirstStepSeen, FlushDue, ProgressMarked, ProgressStalled
 from gangrun.core.evidence import Anomaly, AnomalyKind, StateFigures
 from gangrun.core.model import Phase, RunState
 from gangrun.core.policy import Policy
+from gangrun.core.recovery import alerts
+from gangrun.core.recovery.growth_rules import GrowthAlerts
 from gangrun.core.recovery.hang import HangWatch, Quiet, Stall
 from gangrun.core.recovery.loss_rules import CALM_COUNT
+from gangrun.core.recovery.pace_rules import PaceWatch
 from gangrun.core.text import json_number
 from gangrun.ports import Checkpoints
 from gangrun.supervisor.heartbeats import Row
@@ -165,6 +168,40 @@ class GangAnomalies:
         return news
 
 
+class GangAlerts:
+    """What one attempt's speed and resources show, from all nodes: an event only for what changes."""
+
+    def __init__(self, policy: Policy, now: float) -> None:
+        self._paces, self._growths = PaceWatch(policy.trends, now), GrowthAlerts(policy.trends)
+        self._adopted = False
+
+    def observe(self, node: str, reading: RankSample, now: float) -> None:
+        """One rank's newest sample, if it tells anything."""
+        if reading.pace is not None:
+            self._paces.observe(node, reading.rank, reading.pace, reading.tokens_count)
+        if reading.growths:
+            self._growths.observe(node, reading.rank, reading.growths, now)
+
+    def advanced(self, step: int, now: float) -> None:
+        """The gang is at a new step."""
+        self._paces.advanced(step, now)
+
+    @property
+    def due_at(self) -> float:
+        """When ``take`` has something to compare or to tell."""
+        return min(self._paces.due_at, self._growths.due_at)
+
+    def take(self, state: RunState, now: float) -> list[Event]:
+        """What is to be recorded now."""
+        if not self._adopted:
+            self._adopted = True
+            known = [one.alert for one in alerts.open_ones(state)]
+            self._paces.adopt(known)
+            self._growths.adopt(known, now)
+        changes = [*self._paces.take(now), *self._growths.take(now)]
+        return [AlertSeen(state.attempt.number, alert, is_over) for alert, is_over in changes]
+
+
 class GangProgress:
     """One gang's steps, as seen from the supervisor."""
 
@@ -191,6 +228,7 @@ class GangProgress:
         self._printed_first: tuple[int, int] | None = None  # and of how many steps; of the rank that told it first
         self._first_told = False
         self._anomalies = GangAnomalies(self._attempt, ANOMALY_BEATS * self._policy.timing.beat_every_s)
+        self._alerts = GangAlerts(self._policy, now)
         self._kept = -1, 0  # the newest step in memory, and how many lost nodes it bears
         self._figures = GangFigures(self._total_steps)
         self._advanced_at: float | None = None
@@ -244,7 +282,7 @@ class GangProgress:
             self._steps.pop(row.node, None)
             return
         low = top = row.readings[0].step
-        newest_kept, known_first = self._kept[0], self._first
+        newest_kept, known_first, printed = self._kept[0], self._first, self._printed
         for reading in row.readings:  # once, with few words: there are 80,000 in a second at 10,000 agents
             step, first = reading.step, reading.first_step
             if reading.stand is not None:  # the watch sleeps for longer while all ranks move
@@ -264,10 +302,14 @@ class GangProgress:
                 self._printed = max(self._printed, reading.log_step)
                 if reading.log_first_step >= 0 and self._printed_first is None:
                     self._printed_first = reading.log_first_step, reading.total_steps
-            for anomaly in reading.anomalies:
-                self._anomalies.observe(row.node, reading.rank, anomaly, now)
+            if reading.anomalies or reading.pace is not None or reading.growths:
+                self._observe_signals(row.node, reading, now)
         self._first = known_first
-        self._steps[row.node] = low, top
+        self._note_steps(row, (low, top), printed, now)
+
+    def _note_steps(self, row: Row, steps: tuple[int, int], printed: int, now: float) -> None:
+        """What one node's samples say of the gang's steps: (lowest, highest), and what was printed before."""
+        self._steps[row.node], top = steps, steps[1]
         self._phases[row.node] = row.readings[0].phase
         self._figures.observe(row.readings, max(top, self._top) if max(top, self._top) >= 0 else self._printed, now)
         if top > self._top:
@@ -275,7 +317,15 @@ class GangProgress:
                 self._intervals.append((now - self._advanced_at) / (top - self._top if self._top >= 0 else 1))
             self._top = top
             self._advanced_at = now
+            self._alerts.advanced(top, now)
             self._measure_pace(now)
+        elif self._top < 0 and self._printed > printed:
+            self._alerts.advanced(self._printed, now)
+
+    def _observe_signals(self, node: str, reading: RankSample, now: float) -> None:
+        for anomaly in reading.anomalies:
+            self._anomalies.observe(node, reading.rank, anomaly, now)
+        self._alerts.observe(node, reading, now)
 
     def _measure_pace(self, now: float) -> None:
         """Over some heartbeats: nodes may tell of two steps at one moment, and a stalled loop hears many at once."""
@@ -346,7 +396,7 @@ class GangProgress:
         if self._prints_first:
             return -NEVER
         marks = self._top > self._marked or self._prints_farther
-        return min(self._judge_at, self._mark_at if marks else NEVER, self._anomalies.due_at)
+        return min(self._judge_at, self._mark_at if marks else NEVER, self._anomalies.due_at, self._alerts.due_at)
 
     def tick(self, state: RunState, now: float) -> list[Event]:
         """Whatever the steps ask to be recorded."""
@@ -372,6 +422,7 @@ class GangProgress:
             self._mark_at = now + self._policy.progress_mark_every_s
             told.append(ProgressMarked(state.attempt.number, self._printed, True, self._figures.total_steps))
         told.extend(self._anomalies.take(now))
+        told.extend(self._alerts.take(state, now))
         if now >= self._judge_at:
             told.extend(self._judged(state, now))
         return told

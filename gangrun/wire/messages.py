@@ -14,6 +14,8 @@ import msgspec
 from gangrun.core.checkpoints.memory import Holding
 from gangrun.core.evidence import Anomaly, RankStack
 from gangrun.core.model import BrokenSlot, Met
+from gangrun.core.recovery.growth_rules import FillTrend
+from gangrun.core.recovery.pace_rules import Pace
 from gangrun.core.recovery.standing import Stand
 
 SCHEMA = 2
@@ -67,6 +69,8 @@ class RankSample(msgspec.Struct, frozen=True, array_like=True):
     is_sampled: bool = False  # its sampler runs: without a ``stand`` it moves
     stand: Stand | None = None
     log_first_step: int = -1  # the first that it printed in this attempt, if it reports none
+    pace: Pace | None = None  # its own time, told now and then
+    growths: tuple[FillTrend, ...] = ()  # what it or its node will run out of
 
 
 class AgentEvent(msgspec.Struct, frozen=True):

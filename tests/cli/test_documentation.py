@@ -20,7 +20,7 @@ from gangrun.cli.submit import SUBMIT_COMMON
 from gangrun.cli.train import RUN_COMMON
 from gangrun.config.settings import GROUPS, SETTINGS, Setting
 from gangrun.config.slurm_options import ALL_SETTINGS
-from gangrun.core.policy import HangPolicy, Policy, Timing
+from gangrun.core.policy import HangPolicy, Policy, Timing, TrendPolicy
 from gangrun.display.explain_page import Explanation
 from gangrun.launch.local import DetachedRun
 from gangrun.launch.node_history import ClearedNodes, KnownNodes
@@ -52,9 +52,9 @@ UNITS = {"_s": "s", "_count": "count"}
 
 def knobs() -> dict[str, object]:
     found: dict[str, object] = {}
-    for group in (Timing(), HangPolicy(), Policy()):
+    for group in (Timing(), HangPolicy(), TrendPolicy(), Policy()):
         for field in fields(group):
-            if field.name not in {"timing", "hang"}:
+            if field.name not in {"timing", "hang", "trends"}:
                 found[field.name] = getattr(group, field.name)
     return found
 

@@ -21,6 +21,7 @@ from gangrun.core.events import (
     ActUnknown,
     AgentJoined,
     AgentRejoined,
+    AlertSeen,
     AnomalySeen,
     AttemptSealed,
     CancelRequested,
@@ -59,6 +60,8 @@ from gangrun.core.events import (
     TermTaken,
 )
 from gangrun.core.evidence import (
+    Alert,
+    AlertKind,
     Anomaly,
     AnomalyKind,
     DriverReport,
@@ -189,6 +192,7 @@ def of_attempt(number: int, draw: Any) -> Event:
             st.builds(FirstStepSeen, it, steps),
             st.builds(ProgressMarked, it, steps),
             st.builds(AnomalySeen, it, ranks, names, anomalies, st.integers(1, 4)),
+            st.builds(AlertSeen, it, st.builds(Alert, st.sampled_from(AlertKind), names, ranks), flag),
             st.builds(ProgressStalled, it, st.just(130.0), st.just(120.0), st.lists(seen, max_size=3).map(tuple)),
             st.builds(StacksTaken, it, st.lists(stack, max_size=3).map(tuple)),
             st.builds(GangStopped, it, st.just(()), st.lists(words, max_size=1).map(tuple)),

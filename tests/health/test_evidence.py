@@ -9,8 +9,9 @@ import pytest
 from gangrun.core.evidence import CHECK_TRAITS, Evidence
 from gangrun.core.model import Cause, Failure
 from gangrun.core.policy import Policy
+from gangrun.core.recovery.alerts import SLOWING_CHECKS
 from gangrun.core.recovery.blame import judge
-from gangrun.health.catalogue import CHECKS
+from gangrun.health.catalogue import ACTIVE_CHECKS, CHECKS
 from gangrun.health.framework.check import (
     CauseClass,
     CheckLook,
@@ -65,6 +66,7 @@ def test_a_programs_fault_is_never_a_nodes() -> None:
 
 def test_every_trait_is_of_a_check_and_every_check_of_storage_has_its_own() -> None:
     assert CHECK_TRAITS.keys() <= {one.name for one in CHECKS}
+    assert {one.name for one in (*CHECKS, *ACTIVE_CHECKS)} >= SLOWING_CHECKS
     storage = {one.name for one in CHECKS if one.about.scope is Scope.FS}
     assert {name for name, traits in CHECK_TRAITS.items() if traits.is_storage} == storage
 

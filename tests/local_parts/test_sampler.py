@@ -169,3 +169,36 @@ def test_a_record_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     assert read is not None and read[1] == "\xe4" * 128, "cut between characters"
     page.words[place_page.W_SEQ] |= 1
     assert page.read() is None
+
+
+def share_of_waits(run: Booted) -> float:
+    """Over ten looks."""
+    first = run.until(lambda look: look.looks[0] > 1, "looks").looks
+    last = run.until(lambda look: look.looks[0] >= first[0] + 10, "ten more looks").looks
+    return (last[1] - first[1]) / (last[0] - first[0])
+
+
+USES_CUDA = "cuda = sys.modules['torch.cuda'] = types.ModuleType('cuda')\ncuda._initialized = True\n"
+SPIN = "while True: pass"
+SLEEP = "while True: time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    ("file", "body", "before", "waits"),
+    [
+        ("/x/torch/distributed/distributed_c10d.py", SPIN, "", True),
+        ("/x/torch/_ops.py", SLEEP, "", False),  # called by the script itself
+        ("/x/torch/autograd/graph.py", SLEEP, "", True),
+        ("/x/torch/autograd/graph.py", SPIN, "", False),  # its own backward pass
+        ("/x/torch/autograd/graph.py", SLEEP, USES_CUDA, False),
+        ("/x/torch/distributed/checkpoint/filesystem.py", SLEEP, "", False),  # it saves
+        ("/x/train.py", SLEEP, "", False),
+    ],
+)  # fmt: skip
+def test_only_a_rank_that_waits_for_others_is_counted_as_waiting(
+    tmp_path: Path, file: str, body: str, before: str, waits: bool
+) -> None:
+    code = f"def run():\n    {body}\n"
+    script = f"import sys, time, types\n{before}exec(compile({code!r}, {file!r}, 'exec'))\nprint(flush=True)\nrun()\n"
+    with booted(tmp_path, script) as run:
+        assert share_of_waits(run) == (1.0 if waits else 0.0)

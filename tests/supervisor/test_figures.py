@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
-from gangrun.core.events import AnomalySeen
-from gangrun.core.evidence import Anomaly, AnomalyKind
-from gangrun.supervisor.progress import RATE_OVER_S, GangAnomalies, GangFigures, Rate
+from gangrun.core.events import AlertSeen, AnomalySeen
+from gangrun.core.evidence import Alert, AlertKind, Anomaly, AnomalyKind, SeenAlert
+from gangrun.core.model import Attempt, RunState, Shape
+from gangrun.core.policy import Policy, TrendPolicy
+from gangrun.core.recovery.growth_rules import FillTrend
+from gangrun.core.recovery.pace_rules import Pace
+from gangrun.supervisor.progress import RATE_OVER_S, GangAlerts, GangAnomalies, GangFigures, Rate
 from gangrun.wire.messages import RankSample
 
 
@@ -106,3 +111,18 @@ def test_that_it_lasts_and_that_it_came_again_is_told_once_each() -> None:
     seen.observe("n1", 1, nan(5, 9, lasting=True), 4.5)  # has not come there yet
     assert seen.take(9.0) == [AnomalySeen(0, 0, "n0", nan(500, 500), 1)]
     assert seen.take(99.0) == []
+
+
+def test_what_the_first_supervisor_told_the_second_one_ends() -> None:
+    """Neither is told again what the journal knows, and it does not stay open for ever."""
+    trends = TrendPolicy(window_s=100.0)
+    known = Alert(AlertKind.MEMORY, "n0", 1, in_s=600.0, per_s=1e7)
+    state = RunState("r", Shape(1, 1, 2, 1), attempt=Attempt(3), alerts=(SeenAlert(3, known, 1.0, 1.0),))
+    seen = GangAlerts(Policy(trends=trends), 0.0)
+    assert seen.due_at == 20.0
+    assert seen.take(state, 20.0) == []
+    grows = sample(1)
+    grows = msgspec.structs.replace(grows, growths=(FillTrend("memory", 600.0, 1e7),), pace=Pace(1, 1, 1))
+    seen.observe("n0", grows, 30.0)
+    assert seen.take(state, 40.0) == []
+    assert seen.take(state, 130.0) == [AlertSeen(3, known, is_over=True)]

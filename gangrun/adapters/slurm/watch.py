@@ -102,7 +102,7 @@ class JobWatch(threading.Thread):
         self._wake.set()
 
     def left_s(self) -> float | None:
-        """Until the time limit or maintenance, as far as the looks so far tell; None: nothing ends it, or nobody knows."""
+        """Until the time limit or maintenance, by the looks so far; None: nothing ends it, or nobody knows when."""
         return self._left_s(self._end()[1])
 
     def ask_why(self) -> None:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 
+from gangrun.core.policy import TrendPolicy
 from gangrun.core.text import is_save_time
 from gangrun.node import boot
 from gangrun.node.boot_signals import SIGNALS_FILE, STACK_FILE
@@ -250,6 +251,7 @@ class GangSpec:
     slots_count: int = 0  # GPUs of which each rank gets one, spare ones included; 0: ranks see what the agent sees
     gpus: Callable[[], tuple[str, ...]] = tuple  # what CUDA calls them, in the order of slots; (): not known
     hang_watch: bool = True
+    trends: TrendPolicy = field(default_factory=TrendPolicy)
 
     @property
     def is_warm(self) -> bool:

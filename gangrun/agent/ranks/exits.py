@@ -309,7 +309,7 @@ class OomCounter:
     """Counts the kernel's out-of-memory kills in our own cgroup (v2 ``memory.events``, v1 ``memory.oom_control``)."""
 
     def __init__(self, proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> None:
-        self._file = _oom_file(proc, root)
+        self._file = oom_file(proc, root)
         self._seen_count = self._count()
 
     def _count(self) -> int:
@@ -326,7 +326,8 @@ class OomCounter:
         return self._count() > self._seen_count
 
 
-def _oom_file(proc: Path, root: Path) -> Path | None:
+def oom_file(proc: Path, root: Path) -> Path | None:
+    """The file of our cgroup that counts kills for memory; None if there is none."""
     try:
         lines = proc.read_text().splitlines()
     except OSError:

@@ -25,7 +25,16 @@ from gangrun.agent.brain import facts
 from gangrun.agent.ranks.environment import AttemptFiles, GangSpec, RankPlace, rank_environment, tag_prefix
 from gangrun.agent.ranks.exits import READ_WITHIN_S, OomCounter, WatchedRank, memory_words, watch
 from gangrun.agent.ranks.logs import RankLogs
-from gangrun.agent.ranks.observe import LossReports, look_at, memory_bytes, new_children, reading, take_stacks
+from gangrun.agent.ranks.observe import (
+    LossReports,
+    NodeRoom,
+    look_at,
+    memory_bytes,
+    new_children,
+    reading,
+    take_stacks,
+    use_of_node,
+)
 from gangrun.agent.ranks.standby import Child, Standbys, WarmRank
 from gangrun.agent.ranks.stop import (
     POLL_S,
@@ -39,13 +48,18 @@ from gangrun.agent.ranks.stop import (
     job_of,
 )
 from gangrun.core.events import StacksTaken
-from gangrun.core.recovery.standing import SUSPECT_S, NodeStands, without_repeated_places
+from gangrun.core.recovery.growth_rules import FillTrend, NodeGrowth
+from gangrun.core.recovery.hang import LONG_PHASES
+from gangrun.core.recovery.pace_rules import RankPaces
+from gangrun.core.recovery.standing import SUSPECT_S, Look, NodeStands, without_repeated_places
 from gangrun.node.boot_standby import IMPORTS_FILE
 from gangrun.node.place_page import PlacePage, now_ns
 from gangrun.node.processes import Proc, kill, kill_until_none, read_proc
 from gangrun.wire.messages import AskSave, Launch, LiveRank, Prepare, RankSample, SaveAnswer, Stacks, Stop
 from gangrun.wire.progress import ProgressPage, StepRequest
 
+STEPS_MIN_COUNT = 5  # or collectives, from which on a rank trains
+STARTS_WITHIN_S = 1800.0  # by then a script trains, whether it tells of steps or not
 MEMORY_EVERY_S = 5.0  # who held how much is told of a rank that the kernel kills for memory
 SLATE_WITHIN_S = 5.0
 LOOKS_CLOSELY_COUNT, LOOKS_EVERY_COUNT = 120, 10
@@ -87,6 +101,7 @@ class _Gang:
         self.oom = OomCounter()
         self.ranks: dict[int, WatchedRank] = {}
         self.losses: dict[int, LossReports] = {}
+        self.began_at = now()
         self.memory_at, self.memory = 0.0, dict[int, int]()  # when it was looked at, and bytes by rank
         self.seen: dict[int, Proc] = {}  # children that ranks were seen to have, by pid
         self.locks: dict[str, tuple[int, int]] = {}  # of builds, that ranks were seen to hold
@@ -139,6 +154,9 @@ class RankGang:
         )
         self._gang: _Gang | None = None  # of the newest attempt, also once it has ended: its slots may still be asked
         self._stands = NodeStands()
+        self._paces, self._growth = RankPaces(spec.trends), NodeGrowth(spec.trends)
+        self._room = NodeRoom()
+        self._use_at, self._growths = -math.inf, dict[int, tuple[FillTrend, ...]]()
         self._ladder: StopLadder | None = None
         self._ports_used: deque[int] = deque(maxlen=64)
         self._facts: deque[facts.Fact] = deque()
@@ -176,6 +194,9 @@ class RankGang:
         assert self._gang is None or not self._gang.alive(), "the ranks of an earlier attempt are alive"
         self._forget()
         self._stands.begin()
+        self._paces.begin()
+        self._growth.begin()
+        self._growths = {}
         spec = self._spec
         try:
             gang = self._gang = _Gang(spec, order, self._now, self._people)
@@ -319,10 +340,31 @@ class RankGang:
         looks = {n: look for n, sample in taken.items() if (look := look_at(gang.ranks[n], sample, now)) is not None}
         stands = without_repeated_places(self._stands.look(looks, now / 1e9))
         gang.ask_dumps({n for n, stand in stands.items() if stand.stood_s >= SUSPECT_S})
+        steps = {n: one.step if one.step >= 0 else _issued(looks.get(n)) for n, one in taken.items()}
+        for n, look in looks.items():
+            self._paces.look(n, look.looks, now / 1e9, trains=taken[n].phase not in LONG_PHASES)
+        paces, growths = self._paces.take(steps, now / 1e9), self._use(gang, steps, taken)
         return tuple(
-            msgspec.structs.replace(sample, is_sampled=True, stand=stands.get(n)) if n in looks else sample
+            msgspec.structs.replace(
+                sample, is_sampled=n in looks, stand=stands.get(n), pace=paces.get(n), growths=growths.get(n, ())
+            )
             for n, sample in taken.items()
         )
+
+    def _use(
+        self, gang: _Gang, steps: Mapping[int, int], taken: Mapping[int, RankSample]
+    ) -> dict[int, tuple[FillTrend, ...]]:
+        """What ranks will run out of. What they load before they train does not count as growth."""
+        now = self._now()
+        if now - self._use_at >= self._growth.look_every_s:
+            self._use_at = now
+            late = now - gang.began_at >= STARTS_WITHIN_S
+            trains = [n for n, one in taken.items() if late or steps[n] >= STEPS_MIN_COUNT or one.log_step >= 0]
+            if trains:
+                self._growths = self._growth.look(
+                    use_of_node({n: gang.ranks[n].proc.pid for n in trains}, self._room), now
+                )
+        return self._growths
 
     def take_stacks(self, command: Stacks, within_s: float) -> None:
         """Ask all live ranks where they stand; ``StacksTaken``."""
@@ -415,6 +457,11 @@ class RankGang:
         """Let go of files and threads; the ranks must have ended. False: not all that they printed is in the logs."""
         self._standbys.close()
         return self._forget(LOGS_CLOSE_AT_END_S)
+
+
+def _issued(look: Look | None) -> int:
+    """How many collectives the rank has issued."""
+    return 0 if look is None else sum(count for _, count in look.counts)
 
 
 def _nothing() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import resource
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +21,11 @@ from pathlib import Path
 
 import msgspec
 
-from gangrun.agent.ranks.exits import WatchedRank
+from gangrun.agent.ranks.exits import WatchedRank, oom_file
 from gangrun.agent.ranks.logs import RankLogs
 from gangrun.core.evidence import Anomaly, Collective, RankStack
 from gangrun.core.recovery import flight_recorder
+from gangrun.core.recovery.growth_rules import NodeUse
 from gangrun.core.recovery.loss_rules import LossWatch
 from gangrun.core.recovery.standing import Look
 from gangrun.node import place_page
@@ -125,6 +127,7 @@ def look_at(rank: WatchedRank, sample: RankSample, now_ns: int) -> Look | None:
         cpu_s=cpu_s,
         io_bytes=io_bytes,
         told_count=sample.slot_writes_count + (0 if counts else sample.output_bytes),
+        looks=(words[place_page.W_LOOKS], words[place_page.W_WAITS]),
     )
 
 
@@ -151,6 +154,82 @@ def memory_bytes(pid: int) -> int:
     """Resident memory of a process and all below it, such as data loaders' workers; what they share counts in each."""
     proc = read_proc(pid)
     return 0 if proc is None else PAGE_BYTES * sum(one.resident_pages for one in _tree(proc))
+
+
+def anonymous_bytes(pid: int) -> int:
+    """The same without pages of files, which the kernel can take back."""
+    proc, pages = read_proc(pid), 0
+    for one in [] if proc is None else _tree(proc):
+        try:
+            _, resident, shared = Path(f"/proc/{one.pid}/statm").read_bytes().split()[:3]
+        except (OSError, ValueError):
+            continue  # it has just ended
+        pages += int(resident) - int(shared)
+    return PAGE_BYTES * pages
+
+
+def open_files(pid: int) -> tuple[int, int] | None:
+    """How many files the process has open, and how many it may have; None if we may not see it."""
+    try:
+        count = len(os.listdir(f"/proc/{pid}/fd"))
+        limit, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    except OSError:
+        return None
+    return None if limit == resource.RLIM_INFINITY else (count, limit)
+
+
+class NodeRoom:
+    """What is left of this node's memory: what the kernel has, or less if a cgroup of ours has a limit (v1 and v2)."""
+
+    def __init__(self, proc: Path = Path("/proc"), root: Path = Path("/sys/fs/cgroup")) -> None:
+        self._meminfo = proc / "meminfo"
+        counter = oom_file(proc / "self" / "cgroup", root)
+        folders = [] if counter is None else [counter.parent, *counter.parent.parents]
+        self._groups = [one for one in folders if one.is_relative_to(root)]
+
+    def left_bytes(self) -> int:
+        """-1 if nobody says it."""
+        lefts = [left for left in (self._of_kernel(), *map(_left_of_group, self._groups)) if left is not None]
+        return max(0, min(lefts)) if lefts else -1
+
+    def _of_kernel(self) -> int | None:
+        try:
+            lines = self._meminfo.read_text().splitlines()
+            return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+        except (OSError, ValueError, IndexError):
+            return None
+
+
+UNLIMITED_BYTES = 1 << 60  # about what v1 says of a group without a limit
+
+
+def _left_of_group(folder: Path) -> int | None:
+    """None: it has no limit, or is no group of ours. The cache of files in it can be taken back."""
+    for limit, used, caches in (
+        ("memory.max", "memory.current", ("inactive_file", "active_file")),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+    ):
+        try:
+            most = int((folder / limit).read_text())
+            if most >= UNLIMITED_BYTES:
+                return None
+            pairs = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            return most - int((folder / used).read_text()) + sum(int(pairs.get(name, 0)) for name in caches)
+        except (OSError, ValueError):
+            continue  # "max" is no number
+    return None
+
+
+def use_of_node(ranks: Mapping[int, int], room: NodeRoom) -> NodeUse:
+    """What the ranks that train have, and what is left. ``ranks``: the pid of each."""
+    files = {rank: seen for rank, pid in ranks.items() if (seen := open_files(pid)) is not None}
+    try:
+        shm = os.statvfs("/dev/shm")  # noqa: S108 - it is looked at, not written
+        used, left = (shm.f_blocks - shm.f_bfree) * shm.f_frsize, shm.f_bavail * shm.f_frsize
+    except OSError:
+        used, left = 0, -1
+    memory = {rank: anonymous_bytes(pid) for rank, pid in ranks.items()}
+    return NodeUse(memory, room.left_bytes(), files, used, left)
 
 
 def _children(pid: int) -> list[int]:

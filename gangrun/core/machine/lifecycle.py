@@ -132,7 +132,7 @@ _EVERYWHERE: Row = {
 }
 _OF_RANKS = (
     *(e.RankExited, e.RankFinished, e.FirstStepSeen, e.ProgressMarked, e.ProgressStalled, e.StacksTaken),
-    e.AnomalySeen,
+    *(e.AnomalySeen, e.AlertSeen),
     *(e.GangStarted, e.GangStartFailed, e.GangStopped, e.StopTimedOut),
 )
 _NO_RANKS: Row = {kind: Refusal("no rank of this attempt was started") for kind in _OF_RANKS}
@@ -186,6 +186,7 @@ TABLE: Mapping[Phase, Row] = {
         e.FirstStepSeen: On(running.first_step, _STOPS),
         e.ProgressMarked: On(running.progress),
         e.AnomalySeen: On(running.anomaly_seen),
+        e.AlertSeen: On(running.alert_seen),
         e.ProgressStalled: Late("ranks are still starting"),
         e.StacksTaken: Late("nobody asked for stacks in this attempt"),
         e.CancelRequested: On(stopping.cancel_requested, (Phase.WAITING, Phase.STOPPING, Phase.CANCELLED)),
@@ -211,6 +212,7 @@ TABLE: Mapping[Phase, Row] = {
         e.SaveAnswered: On(running.save_answered),
         e.ProgressMarked: On(running.progress),
         e.AnomalySeen: On(running.anomaly_seen, _STOPS),
+        e.AlertSeen: On(running.alert_seen),
         e.ProgressStalled: On(running.stalled),
         e.StacksTaken: On(running.stacks_taken, _STOPS),
         e.CheckpointSeen: On(running.checkpoint_reached, _STOPS),
@@ -227,6 +229,7 @@ TABLE: Mapping[Phase, Row] = {
         e.RankFinished: On(running.rank_finished),
         e.ProgressMarked: On(running.progress),
         e.AnomalySeen: On(running.anomaly_seen),
+        e.AlertSeen: On(running.alert_seen),
         e.StacksTaken: On(running.stacks_taken),
         e.CheckpointSeen: On(stopping.checkpoint_seen),
         e.GangStopped: On(stopping.gang_stopped, (*_TAKEN, Phase.SUCCEEDED)),

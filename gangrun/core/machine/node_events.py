@@ -27,7 +27,7 @@ from gangrun.core.nodes import (
     standing,
 )
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import choose
+from gangrun.core.recovery import alerts, choose
 from gangrun.core.text import finding_told
 
 FINDINGS_MAX_COUNT = 32
@@ -182,7 +182,7 @@ def finding(state: RunState, event: events.FindingRaised, now: float, policy: Po
 
 
 def _ride_out(state: RunState, found: NodeFinding, sentence: str, now: float, policy: Policy) -> Decision:
-    evidence = state.attempt.evidence
+    evidence, state = state.attempt.evidence, alerts.with_finding(state, found)
     if found.poor and state.phase in _GANG_UP:
         kept = (*standing.recent(evidence.findings, now), found)[-FINDINGS_MAX_COUNT:]
         evidence = replace(evidence, findings=kept)

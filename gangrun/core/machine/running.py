@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from gangrun.core.actions import Decision, SaveGang, TakeStacks
 from gangrun.core.events import (
+    AlertSeen,
     AnomalySeen,
     CheckpointSeen,
     DeadlinePassed,
@@ -43,7 +44,7 @@ from gangrun.core.machine.transitions import (
 from gangrun.core.model import After, OnAnomaly, Phase, RunState
 from gangrun.core.nodes import growth, planned_replacement
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import anomalies, blame_hang, budget, error_rules, move
+from gangrun.core.recovery import alerts, anomalies, blame_hang, budget, error_rules, move
 from gangrun.core.recovery.blame import is_victim
 from gangrun.core.text import counted, known_step, listed, one_line, step_words
 
@@ -267,6 +268,18 @@ def anomaly_seen(state: RunState, event: AnomalySeen, now: float, policy: Policy
         return stop_all(state, now, policy, After.JUDGE, stop.sentence, evidence, checkpoint_first=save)
     others = f", and on {counted(event.ranks_count - 1, 'other rank')}" if event.ranks_count > 1 else ""
     return stay(state, f"{anomalies.told(one)}{others}; training goes on", loud=is_up)
+
+
+def alert_seen(state: RunState, event: AlertSeen, now: float, policy: Policy) -> Decision:
+    """Somebody should look; gangrun stops nothing for it."""
+    del policy
+    if not may_hold_ranks(state):
+        return refused(state, NOT_LAUNCHED)
+    if event.is_over:
+        state, over = alerts.ended(state, event.alert, now)
+        return ignored(state, "no such alert is open") if over is None else stay(state, alerts.past_words(over))
+    state, one = alerts.noted(state, event.alert, now)
+    return stay(state, f"{alerts.told(one)}{alerts.causes_told(state, one)}", loud=state.phase is Phase.RUNNING)
 
 
 def checkpoint_seen(state: RunState, event: CheckpointSeen, now: float, policy: Policy) -> Decision:

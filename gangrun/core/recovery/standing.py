@@ -98,6 +98,7 @@ class Look:
     cpu_s: float  # of it and its children
     io_bytes: int
     told_count: int  # of what it reports or prints
+    looks: tuple[int, int] = (0, 0)  # of its sampler so far, and those at which it waited for other ranks
 
 
 @dataclass(slots=True)

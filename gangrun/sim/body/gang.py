@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gangrun.core.evidence import ErrorReport, RankExit
+from gangrun.core.recovery.pace_rules import Pace
 from gangrun.sim.body.checkpoints import CheckpointFs, Name
 from gangrun.sim.engine.clock import NodeClock, Scheduled, Timeline
 from gangrun.sim.engine.process import SimProcess
 from gangrun.wire.messages import LiveRank, RankSample
 
 STEPPING = 2
+OWN_SHARE = 0.9  # of a step, in which a rank does not wait for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ class _Progress:
     first_step: int = 0
     has_stepped: bool = False
     since: float | None = None  # stepping since
+    own_s: float = 0.0  # before that, for which a rank that is not slow did not wait
+    slow_own_s: dict[int, float] = field(default_factory=dict)  # the same of ranks that are, or were
     saved_step: int = -1
     keeps_step: int = -1
     did: set[int] = field(default_factory=set)
@@ -152,6 +156,7 @@ class SimGang:
         self.reachable: Callable[[SimGang], bool] = lambda gang: True
         self.keep: Callable[[SimGang, int], None] = lambda gang, step: None
         self.kept_step = -1  # newest in the nodes' memory, as its ranks know
+        self.slow: dict[int, float] = {}  # rank -> so many times as long its own work takes
         self.asked: dict[str, int] = {}  # node -> the step that its ranks were told to save
         self._progress = _Progress(step=float(max(0, resume_step)), first_step=max(0, resume_step))
         self.whole_since = 0.0
@@ -185,7 +190,7 @@ class SimGang:
     def step(self) -> int:
         """The newest step that is complete."""
         done = self._progress
-        moved = 0.0 if done.since is None else (self.timeline.now - done.since) / self.script.step_s
+        moved = 0.0 if done.since is None else (self.timeline.now - done.since) / self.step_s
         return int(done.step + moved + 1e-9)
 
     def join(self, rank: SimRank) -> None:
@@ -229,11 +234,46 @@ class SimGang:
             self.fresh = False
             self._plan()
         elif not going and done.since is not None:
-            done.step += (now - done.since) / self.script.step_s
+            self._settle(now)
             done.since = None
             if self._due is not None:
                 self._due.cancel()
             self.hooks.changed(self)
+
+    def _settle(self, now: float) -> None:
+        """Count what it has done so far, since from here on it goes otherwise."""
+        done = self._progress
+        if done.since is None:
+            return
+        span_s = now - done.since
+        done.step += span_s / self.step_s
+        per_factor_s = OWN_SHARE * span_s * self.script.step_s / self.step_s
+        done.own_s += per_factor_s
+        for rank, factor in self.slow.items():
+            done.slow_own_s[rank] += factor * per_factor_s
+        done.since = now
+
+    @property
+    def step_s(self) -> float:
+        """How long one step takes: all wait for the slowest rank."""
+        return self.script.step_s * max(self.slow.values(), default=1.0)
+
+    def slow_down(self, rank: int, factor: float) -> None:
+        """From now on this rank takes ``factor`` times as long for its own work; 1.0: as long as the others."""
+        self._settle(self.timeline.now)
+        self.slow[rank] = factor
+        self._progress.slow_own_s.setdefault(rank, self._progress.own_s)
+        if self._due is not None and self.stepping:
+            self._due.cancel()
+            self._plan()
+
+    def _pace(self, rank: int) -> Pace | None:
+        """Told of while some rank is slow. All ranks but the slow ones wait for part of each step."""
+        if not self.slow:
+            return None
+        done, now = self._progress, self.timeline.now
+        self._settle(now)
+        return Pace(round(1000 * now), round(1000 * done.slow_own_s.get(rank, done.own_s)), self.step())
 
     def ask(self, node: str, step: int) -> None:
         """One node's ranks are told to save this step, or their next one if they have done it."""
@@ -274,7 +314,7 @@ class SimGang:
         done = self._progress
         assert done.since is not None
         step = self._milestone()
-        when = done.since + (step - done.step) * self.script.step_s
+        when = done.since + (step - done.step) * self.step_s
         self._due = self.timeline.at(when, lambda: self._reached(step))
 
     def _reached(self, step: int) -> None:
@@ -331,7 +371,10 @@ class SimGang:
         busy = float(step + 1) + self.timeline.now if self.stepping else 0.0
         letter = "S" if self.hung else rank.letter
         first = self._progress.first_step if self._progress.has_stepped else -1
-        return RankSample(rank.rank, step, STEPPING, max(0, step), 0, busy, letter, first, kept_step=self.kept_step)
+        return RankSample(
+            rank.rank, step, STEPPING, max(0, step), 0, busy, letter, first, kept_step=self.kept_step,
+            pace=self._pace(rank.rank),
+        )  # fmt: skip
 
 
 def exit_of(

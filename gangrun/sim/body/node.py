@@ -234,7 +234,7 @@ class SimNode:
 
     def kill(self) -> None:
         """Power off."""
-        self._unpark()
+        self.unpark()
         self.up = False
         for process in self.processes():
             process.kill()
@@ -257,7 +257,7 @@ class SimNode:
 
     def pause(self, for_s: float, *, machine: bool) -> None:
         """Stop every process; ``machine``: the virtual machine, clock and all."""
-        self._unpark()
+        self.unpark()
         now = self.timeline.now
         self.stopped_until = max(self.stopped_until, now + for_s)
         if machine and not self.clock.stopped:
@@ -284,13 +284,16 @@ class SimNode:
         else:
             self.timeline.at(self.stopped_until, self._machine_back)
 
-    def _unpark(self) -> None:
+    def unpark(self) -> None:
+        """Its agent's heartbeats come one by one again."""
         if self.agent is not None:
             self.agent.unpark()
 
     def keeps_talking(self) -> bool:
-        """Rank 0's node tells of every step; of a gang that makes none there is nothing new between two changes."""
-        return any(rank.alive and (rank.rank == 0 or rank.gang is None) for rank in self.ranks)
+        """Rank 0's node tells of every step, and all nodes while a rank is slow; of a gang that makes no step there is
+        nothing new between two changes.
+        """
+        return any(rank.alive and (rank.rank == 0 or rank.gang is None or rank.gang.slow) for rank in self.ranks)
 
     # ---- ranks --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,97 @@
+"""What is left of a node's memory, and what its ranks' processes use."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gangrun.agent.ranks.observe import NodeRoom, anonymous_bytes, open_files, use_of_node
+
+KIB, GIB = 1024, 1024**3
+
+
+def room(folder: Path, own: str, files: dict[str, str], meminfo: str = f"MemAvailable: {8 * GIB // KIB} kB\n") -> int:
+    """``files`` of the cgroups, below their root."""
+    proc, root = folder / "proc", folder / "cgroup"
+    for path, text in {proc / "self" / "cgroup": own, proc / "meminfo": meminfo}.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return NodeRoom(proc, root).left_bytes()
+
+
+def v2(group: str, limit: object, used: int, cache: int) -> dict[str, str]:
+    return {
+        f"{group}/memory.max": f"{limit}\n",
+        f"{group}/memory.current": f"{used}\n",
+        f"{group}/memory.stat": f"anon {used - cache}\ninactive_file {cache // 2}\nactive_file {cache - cache // 2}\n",
+    }
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({}, 8 * GIB),
+        (v2("job/task", "max", GIB, 0), 8 * GIB),
+        (v2("job/task", 4 * GIB, GIB, 0), 3 * GIB),
+        (v2("job/task", 4 * GIB, 3 * GIB, 2 * GIB), 3 * GIB),  # the cache of files can be taken back
+        (v2("job/task", "max", GIB, 0) | v2("job", 4 * GIB, 2 * GIB, 0), 2 * GIB),  # the job's limit, as Slurm sets it
+        (v2("job/task", 64 * GIB, GIB, 0), 8 * GIB),  # the node itself has less
+        (v2("job/task", GIB, 2 * GIB, 0), 0),
+    ],
+)
+def test_what_is_left_is_the_nodes_or_the_tightest_limit_of_our_cgroups(
+    tmp_path: Path, files: dict[str, str], left: int
+) -> None:
+    assert room(tmp_path, "0::/job/task\n", {"job/task/memory.events": "oom_kill 0\n", **files}) == left
+
+
+def test_cgroups_of_the_first_version_have_limits_too(tmp_path: Path) -> None:
+    group = "memory/job"
+    files = {
+        f"{group}/memory.oom_control": "oom_kill 0\n",
+        f"{group}/memory.limit_in_bytes": f"{4 * GIB}\n",
+        f"{group}/memory.usage_in_bytes": f"{3 * GIB}\n",
+        f"{group}/memory.stat": f"cache 1\ntotal_inactive_file {GIB}\ntotal_active_file 0\n",
+    }
+    assert room(tmp_path, "4:memory:/job\n", files) == 2 * GIB
+    files[f"{group}/memory.limit_in_bytes"] = "9223372036854771712\n"
+    assert room(tmp_path, "4:memory:/job\n", files) == 8 * GIB
+
+
+def test_where_nobody_says_it_nothing_is_known(tmp_path: Path) -> None:
+    assert room(tmp_path, "0::/\n", {}, meminfo="MemFree: 1 kB\n") == -1
+    assert NodeRoom(tmp_path / "none", tmp_path / "none").left_bytes() == -1
+
+
+def test_a_mapped_file_is_no_memory_that_grows(tmp_path: Path) -> None:
+    path, size = tmp_path / "data", 64 << 20
+    path.write_bytes(b"x" * size)
+    before = anonymous_bytes(os.getpid())
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert sum(mapped[at] for at in range(0, size, 4096)) == size // 4096 * ord("x")
+        assert anonymous_bytes(os.getpid()) < before + size // 2
+    held = bytearray(b"x") * size
+    assert anonymous_bytes(os.getpid()) > before + len(held) // 2
+    assert anonymous_bytes(2**30) == 0
+
+
+def test_open_files_and_their_limit_are_those_of_the_process(tmp_path: Path) -> None:
+    script = "import os, resource; resource.setrlimit(resource.RLIMIT_NOFILE, (99, 99)); print(flush=True); input()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    use = use_of_node({7: child.pid}, NodeRoom(tmp_path, tmp_path))
+    assert use.files == {7: (3, 99)}
+    assert use.memory[7] > 10**6 and use.shared_left != 0
+    child.communicate(b"\n")
+    assert open_files(child.pid) is None

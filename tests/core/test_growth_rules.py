@@ -1,0 +1,176 @@
+"""What grows towards a limit, and what only fills up: tables."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from gangrun.core.evidence import Alert, AlertKind
+from gangrun.core.policy import TrendPolicy
+from gangrun.core.recovery.growth_rules import (
+    NEVER,
+    FillTrend,
+    GrowthAlerts,
+    NodeGrowth,
+    NodeUse,
+    Series,
+    look_every_s,
+)
+
+GB = 1_000_000_000
+POLICY = TrendPolicy(window_s=600.0, full_within_s=3600.0)
+
+
+def per_s(used: Callable[[float], float], for_s: int = 600, noise: float = 1e6) -> float:
+    series = Series(600.0, noise)
+    for now in range(0, for_s + 1, 5):
+        series.add(used(now), float(now))
+    return series.per_s()
+
+
+RNG = random.Random(3)
+
+
+@pytest.mark.parametrize(
+    ("used", "slope"),
+    [
+        (lambda now: 5e9 + 2e6 * now, 2e6),
+        (lambda now: 5e9 + 2e6 * now + RNG.uniform(-1e8, 1e8), 2e6),
+        (lambda now: 5e9 + 2e6 * now + (4e9 if now % 200 < 30 else 0), 2e6),  # and a copy for each save
+        (lambda now: 5e9, 0.0),
+        (lambda now: 5e9 - 2e6 * now, 0.0),
+        (lambda now: 5e9 + RNG.uniform(-1e9, 1e9), 0.0),
+        (lambda now: 5e9 + 1e9 * (1 - math.exp(-now / 60)), 0.0),  # a cache that fills up
+        (lambda now: 5e9 + (1e9 if now > 300 else 0), 0.0),  # one jump
+        (lambda now: 5e9 + (3e9 if now % 100 < 50 else 0), 0.0),
+        (lambda now: 5e9 + 1e3 * now, 0.0),  # less than the noise
+    ],
+)
+def test_a_slope_is_that_of_lasting_growth(used: Callable[[float], float], slope: float) -> None:
+    assert per_s(used) == pytest.approx(slope, rel=0.2)
+
+
+def test_less_than_a_window_tells_nothing() -> None:
+    assert per_s(lambda now: 2e6 * now, for_s=500) == 0.0
+    series = Series(600.0, 1.0)
+    series.add(1.0, 0.0)
+    series.add(1e9, 600.0)
+    assert series.per_s() == 0.0, "two points are no trend"
+
+
+def grown(
+    use: Callable[[float], NodeUse], policy: TrendPolicy = POLICY, for_s: int = 700
+) -> dict[int, tuple[FillTrend, ...]]:
+    growth = NodeGrowth(policy)
+    found: dict[int, tuple[FillTrend, ...]] = {}
+    for now in range(0, for_s, 5):
+        found = growth.look(use(float(now)), float(now))
+    return found
+
+
+def leak(per_rank_s: tuple[int, ...], left: int = 48 * GB) -> Callable[[float], NodeUse]:
+    def use(now: float) -> NodeUse:
+        memory = {rank: 10 * GB + int(slope * now) for rank, slope in enumerate(per_rank_s)}
+        return NodeUse(memory, left if left < 0 else left - int(sum(per_rank_s) * now))
+
+    return use
+
+
+@pytest.mark.parametrize(
+    ("per_rank_s", "left", "named"),
+    [
+        ((0, 20_000_000, 0), 48 * GB, {1: (AlertKind.MEMORY, 20e6, 0)}),
+        ((20_000_000, 19_000_000, 5_000_000), 48 * GB, {0: (AlertKind.MEMORY, 20e6, 1)}),
+        ((0, 5_000_000), 48 * GB, {}),  # full in two hours and a half
+        ((0, 20_000_000), -1, {}),  # nobody knows of a limit
+        ((0, 0), GB, {}),
+        ((), GB, {}),
+    ],
+)
+def test_a_node_that_will_be_full_is_told_with_the_rank_that_grows_most(
+    per_rank_s: tuple[int, ...], left: int, named: dict[int, tuple[AlertKind, float, int]]
+) -> None:
+    found = grown(leak(per_rank_s, left))
+    told = {rank: [(AlertKind(g.kind), round(g.per_s, -5), g.others_count) for g in one] for rank, one in found.items()}
+    assert told == {rank: [one] for rank, one in named.items()}
+
+
+def test_how_long_is_left_counts_from_now() -> None:
+    ((trend,),) = grown(leak((0, 20_000_000)), for_s=651).values()
+    assert trend.in_s == pytest.approx((48 * GB - 20e6 * 650) / 20e6, 0.02)
+
+
+def test_open_files_and_shared_memory_count_against_their_own_limits() -> None:
+    def use(now: float) -> NodeUse:
+        files = {3: (100 + int(now / 5), 512), 4: (100, 512)}
+        return NodeUse({3: GB, 4: GB}, 48 * GB, files, int(2e6 * now), 4 * GB - int(2e6 * now))
+
+    ((files, shared),) = grown(use).values()
+    assert (files.kind, files.limit, round(files.per_s, 2)) == ("open files", 512, 0.2)
+    assert files.used == 100 + 690 // 5
+    assert (shared.kind, round(shared.per_s, -5)) == ("shared memory", 2e6)
+    near = lambda now: NodeUse({0: GB}, 48 * GB, {0: (int(now / 5), 10**9)}, int(2e6 * now))  # noqa: E731
+    assert grown(near) == {}, "far from the limit, or none is known"
+
+
+def test_each_attempt_begins_anew_and_zero_turns_it_off() -> None:
+    growth = NodeGrowth(POLICY)
+    for now in range(0, 700, 5):
+        growth.look(leak((20_000_000,))(float(now)), float(now))
+    growth.begin()
+    assert growth.look(leak((20_000_000,))(700.0), 700.0) == {}
+    assert (growth.look_every_s, look_every_s(TrendPolicy(window_s=20.0))) == (5.0, 1.0)
+    for off in (TrendPolicy(window_s=0.0), TrendPolicy(full_within_s=0.0)):
+        assert NodeGrowth(off).look_every_s == NEVER
+
+
+# ---- all nodes -------------------------------------------------------------------------------------------------------
+
+MEMORY = FillTrend("memory", 2400.0, 20e6, 1)
+
+
+def test_one_event_when_it_begins_and_one_when_no_heartbeat_has_told_of_it_for_a_window() -> None:
+    alerts = GrowthAlerts(POLICY)
+    assert (alerts.due_at, alerts.take(0.0)) == (NEVER, [])
+    alerts.observe("n3", 5, [MEMORY], 10.0)
+    assert alerts.due_at == -NEVER
+    begun = Alert(AlertKind.MEMORY, "n3", 5, others_count=1, in_s=2400.0, per_s=20e6)
+    assert alerts.take(10.0) == [(begun, False)]
+    for now in range(11, 300):
+        alerts.observe("n3", 5 + now % 2, [MEMORY._replace(in_s=2400.0 - now)], float(now))
+        assert alerts.take(float(now)) == []
+    assert alerts.due_at == 299.0 + 600.0
+    assert alerts.take(898.0) == []
+    assert alerts.take(899.0) == [(begun, True)]
+    assert alerts.take(2000.0) == []
+
+
+def test_it_is_told_again_once_half_of_the_time_that_was_left_is_gone() -> None:
+    alerts = GrowthAlerts(POLICY)
+    alerts.observe("n3", 5, [MEMORY], 0.0)
+    alerts.take(0.0)
+    alerts.observe("n3", 5, [MEMORY._replace(in_s=1200.0)], 100.0)
+    assert [alert.in_s for alert, _ in alerts.take(100.0)] == []
+    alerts.observe("n3", 5, [MEMORY._replace(in_s=1100.0)], 100.0)
+    assert [(alert.in_s, over) for alert, over in alerts.take(100.0)] == [(1100.0, False)]
+    alerts.observe("n3", 5, [MEMORY._replace(in_s=1000.0)], 200.0)
+    assert alerts.take(200.0) == []
+
+
+def test_shared_memory_is_the_nodes_and_what_a_newer_agent_tells_is_passed_over() -> None:
+    alerts = GrowthAlerts(POLICY)
+    alerts.observe("n3", 5, [FillTrend("shared memory", 60.0, 1e6), FillTrend("of a later release", 1.0, 1.0)], 10.0)
+    ((alert, over),) = alerts.take(10.0)
+    assert (alert.kind, alert.node, alert.rank, over) == (AlertKind.SHARED_MEMORY, "n3", -1, False)
+
+
+def test_what_an_earlier_supervisor_told_is_not_told_again() -> None:
+    alerts = GrowthAlerts(POLICY)
+    known = Alert(AlertKind.MEMORY, "n3", 5, in_s=2400.0, per_s=20e6)
+    alerts.adopt([known, Alert(AlertKind.SLOWER)], 0.0)
+    alerts.observe("n3", 5, [MEMORY], 10.0)
+    assert alerts.take(10.0) == []
+    assert alerts.take(610.0) == [(known, True)]

@@ -124,6 +124,8 @@ def test_the_causes_are_what_checks_found_on_the_node_lately_the_newest_first() 
     find(life, "gpu_clocks", "the clock is low", after_s=100)
     (one,) = life.state.alerts
     assert len(alerts.causes(life.state, one)) == 2, "what is found later is no cause"
+    (memory,) = alerts.noted(life.state, MEMORY, life.now)[0].alerts[-1:]
+    assert alerts.causes(life.state, memory) == ()
     bare = replace(life.state, attempt=replace(life.state.attempt, placement=None))
     assert len(alerts.causes(bare, one)) == 2
     told(life, MEMORY)

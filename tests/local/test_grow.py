@@ -150,7 +150,8 @@ def audit(rows: Rows) -> None:
         assert all(len(ids) == GLOBAL_BATCH for ids in whole.values()), "the global batch is kept"
         seen += whole[max(whole)]
     again = [step for step in steps if len(rows[step]) > 1]
-    assert len(again) <= 10 and all(2 not in rows[step] for step in again), f"done again: {again}"
+    grown = [step for step in again if {1, 2} <= rows[step].keys()]  # a regular save may come before the one asked for
+    assert len(again) - len(grown) <= 10 and len(grown) <= 5, f"done again: {again}"
     for at in range(0, len(seen) - SAMPLES + 1, SAMPLES):
         assert sorted(seen[at : at + SAMPLES]) == list(range(SAMPLES)), f"epoch {at // SAMPLES}"
     sizes = {one[2] for tries in rows.values() for ranks in tries.values() for one in ranks}

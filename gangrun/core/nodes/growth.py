@@ -2,7 +2,8 @@
 
 A node that returned, is heard again or joined late holds no ranks until it has passed its checks. Then all ranks are
 asked to save, and once a checkpoint is there they are stopped and started on more nodes, as in a planned replacement:
-no restart is charged, and what breaks meanwhile is judged as ever. A script that saves when asked loses no step.
+no restart is charged, and what breaks meanwhile is judged as ever. A script that saves when asked repeats the steps
+after its last save: mostly none.
 
 Each growth costs a stop and a start of all ranks. So a gang that was just started is left alone (``grow_every_s``), and
 nobody grows who would not win the cost back before the job's time limit or the end of the training: a gang that is

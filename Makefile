@@ -121,7 +121,8 @@ system:
 	need slurmctld slurm-wlm slurm-wlm-basic-plugins munge; \
 	need munged munge; \
 	need tc iproute2; \
-	need groff groff
+	need groff groff; \
+	need chromium chromium
 
 # A python that is too old or without venv is told in words, before anything is half made.
 $(VENV)/bin/python:

@@ -1,7 +1,7 @@
 """Which tests run where, and what all of them share.
 
-Markers ``root`` and ``compiler`` skip where that is missing. In CI (``CI`` set) a skip is a failure, whatever its
-reason, unless the test is marked ``gpu``: a test that did not run has shown nothing.
+Markers ``root``, ``compiler`` and ``browser`` skip where that is missing. In CI (``CI`` set) a skip is a failure,
+whatever its reason, unless the test is marked ``gpu``: a test that did not run has shown nothing.
 """
 
 from __future__ import annotations
@@ -163,6 +163,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs root")
     if item.get_closest_marker("compiler") and not shutil.which("cc"):
         pytest.skip("needs a C compiler (cc)")
+    if item.get_closest_marker("browser") and not shutil.which("chromium"):
+        pytest.skip("needs chromium")
 
 
 @pytest.hookimpl(wrapper=True)

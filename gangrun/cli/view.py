@@ -25,7 +25,7 @@ SHOWN_COUNT = 20
 @run_argument
 @click.option("-a", "--all", "all_runs", is_flag=True, help="Show all runs, newest first, one line each.")
 @click.option("--ranks", is_flag=True, help="Also show every rank: its node, pid, step and state.")
-@click.option("-w", "--watch", is_flag=True, help="Redraw until the run ends; Ctrl-C leaves the viewer.")
+@click.option("-w", "--watch", is_flag=True, help="Show the run on the whole screen until it ends; q leaves.")
 @json_option
 @runs_dir_option
 def status(run: str | None, all_runs: bool, ranks: bool, watch: bool, as_json: bool, runs_dir: str | None) -> int:
@@ -52,8 +52,9 @@ def status(run: str | None, all_runs: bool, ranks: bool, watch: bool, as_json: b
     if watch:
         from gangrun.display.live_view import watch_run
         from gangrun.runs.follow import Follower
+        from gangrun.runs.watched import WatchedRun
 
-        watch_run(Follower(paths, curious=True), look_now)
+        watch_run(WatchedRun(paths, Follower(paths, curious=True)), look_now)
         return 0
     reading = read(paths, timeline=ranks, scheduler=True)
     found = with_recoveries(status_of(reading, wall_now()), reading)

@@ -198,6 +198,7 @@ class ProgressMarked:
     step: int
     printed: bool = False
     total_steps: int = -1
+    loss: float | str | None = None  # the newest that is known; what JSON cannot hold is a word
 
 
 @dataclass(frozen=True, slots=True)

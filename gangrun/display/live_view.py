@@ -14,7 +14,7 @@ import errno
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import groupby
@@ -26,22 +26,24 @@ import click
 from gangrun.core.events import RankExited
 from gangrun.core.model import TERMINAL, After, Phase, RunState
 from gangrun.core.text import counted, step_or_none
-from gangrun.display.status_page import PageFormat, page
+from gangrun.display.status_page import PageFormat
 from gangrun.display.text import clean, let_go, log_line, number_words, packed, rate_words, width
 from gangrun.display.times import clock_words, short_span_words
 from gangrun.errors import UserError
 from gangrun.ports import Clock
 from gangrun.runs.failures import SameEnd
 from gangrun.runs.figures import figures_of
-from gangrun.runs.follow import Follower, JournalReplay
+from gangrun.runs.follow import JournalReplay
 from gangrun.runs.rank_output import LogTail, note_loss, rank_of
-from gangrun.runs.status import Status, attempt_status, lost_s, status_of
+from gangrun.runs.status import attempt_status, lost_s, status_of
 from gangrun.runs.times import pause, wall_now
 from gangrun.wire.kinds import event_of
 from gangrun.wire.record import Record, RecordError
 
 if TYPE_CHECKING:
     from rich.live import Live
+
+    from gangrun.runs.watched import WatchedRun
 
 ENDS = {phase.value for phase in TERMINAL}
 LOOK_EVERY_S = 0.1
@@ -462,42 +464,25 @@ class Observer(threading.Thread):
 # ---- status --watch ----
 
 
-def watch_run(run: Follower, look: Callable[[], PageFormat]) -> None:
+def watch_run(run: WatchedRun, look: Callable[[], PageFormat]) -> None:
     """Show a run until it has ended or nobody is left who could end it. Leaving it touches nothing: it only reads.
 
-    On a terminal the page stays in its place; elsewhere a line is printed when something changed.
+    On a terminal it has a screen with keys; elsewhere a line is printed when something changed.
     """
-    show = _page_in_place(look) if sys.stdout.isatty() and look().color else _changed_lines()
-    with show as draw:
-        while True:
-            status = status_of(run.look(), wall_now())
-            draw(status)
-            if status.exit_code is not None or status.abandoned:
-                return
-            pause(WATCH_EVERY_S)
+    if sys.stdout.isatty() and look().color:
+        from gangrun.display.watch_screen import watch_screen
 
-
-@contextlib.contextmanager
-def _page_in_place(look: Callable[[], PageFormat]) -> Iterator[Callable[[Status], None]]:
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(console=Console(highlight=False), auto_refresh=False) as live:
-        yield lambda status: live.update(Text.from_ansi("\n".join(page(status, look()))), refresh=True)
-
-
-@contextlib.contextmanager
-def _changed_lines() -> Iterator[Callable[[Status], None]]:
+        watch_screen(run, look)
+        return
     shown = ""
-
-    def draw(status: Status) -> None:
-        nonlocal shown
+    while True:
+        status = status_of(run.follower.look(), wall_now())
         step = f", step {status.step}" if status.step is not None else ""
         gone = "abandoned, " if status.abandoned else ""
         line = f"{status.state}{step}: {gone}{clean(status.reason)}"
         if line != shown:
             click.echo(f"{clock_words(wall_now(), wall_now())} {line}")
             shown = line
-
-    yield draw
+        if status.exit_code is not None or status.abandoned:
+            return
+        pause(WATCH_EVERY_S)

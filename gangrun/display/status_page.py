@@ -73,9 +73,9 @@ def look_now() -> PageFormat:
 
 def page(status: Status, look: PageFormat) -> list[str]:
     """One run on one page."""
-    lines = [_headline(status, look)]
+    lines = [state_line(status, look)]
     lines += wrapped(clean(status.reason), look.columns, "  ")
-    for warning in _warnings(status, look):
+    for warning in warning_words(status, look):
         lines += [styled(line, "yellow", look.color) for line in wrapped(warning, look.columns, "  ! ")]
     lines.append("")
     for label, text in _facts(status, look):
@@ -99,14 +99,16 @@ def page(status: Status, look: PageFormat) -> list[str]:
     return lines
 
 
-def _headline(status: Status, look: PageFormat) -> str:
+def state_line(status: Status, look: PageFormat) -> str:
+    """The run's state and names."""
     state = phase_word(status.state, look.color)
     name = styled(clean(status.name), "bold", look.color)
     left = " · ".join([state, *(["abandoned"] if status.abandoned else []), name])
     return f"{left}  {clean(status.run)}"
 
 
-def _warnings(status: Status, look: PageFormat) -> list[str]:
+def warning_words(status: Status, look: PageFormat) -> list[str]:
+    """What a person should know now."""
     told = []
     if status.abandoned:
         told.append(
@@ -167,7 +169,7 @@ def _facts(status: Status, look: PageFormat) -> list[tuple[str, str]]:
         facts.append(("ended", when_words(status.updated, look.now, look.zone) + lasted))
     if status.failure:
         facts.append(("failure", clean(status.failure)))
-    facts.append(("step", _step(status)))
+    facts.append(("step", step_line(status)))
     if words := _training(status):
         facts.append(("training", words))
     unjudged = f"none that gangrun can judge: {clean(status.unjudged)}" if status.unjudged else "none known"
@@ -190,7 +192,8 @@ def _facts(status: Status, look: PageFormat) -> list[tuple[str, str]]:
 _PHASES = {"eval": ", evaluating", "checkpoint": ", saving", "startup": ", starting up"}
 
 
-def _step(status: Status) -> str:
+def step_line(status: Status) -> str:
+    """The newest step, of how many, how fast and until when."""
     newest = status.log_step if status.step is None else status.step
     if newest is None:
         return "none seen yet"
@@ -303,22 +306,24 @@ def _recovery_words(one: RecoveryStatus) -> str:
     """``restart in place, 0.66 s (noticed 0.02 s, stopped 0.40 s, ...); 3 steps and 9.3 GPU-seconds lost``."""
     spans = msgspec.structs.asdict(one.parts)
     parts = [
-        f"{name.removesuffix('_s').replace('_', ' ')} {_exact_words(span)}"
+        f"{name.removesuffix('_s').replace('_', ' ')} {exact_words(span)}"
         for name, span in spans.items()
         if span >= SPAN_SHOWN_S
     ]
     means = "not over yet" if one.rung is None else RUNG_WORDS.get(one.rung, one.rung)
-    told = f"{means}, {_exact_words(one.whole_s)}"
+    told = f"{means}, {exact_words(one.whole_s)}"
     lost = [] if one.lost_steps is None else [counted(one.lost_steps, "step")]
-    lost += [] if one.lost_gpu_s is None else [f"{_amount_words(one.lost_gpu_s)} GPU-seconds"]
+    lost += [] if one.lost_gpu_s is None else [f"{amount_words(one.lost_gpu_s)} GPU-seconds"]
     return told + (f" ({', '.join(parts)})" if parts else "") + (f"; {' and '.join(lost)} lost" if lost else "")
 
 
-def _amount_words(amount: float) -> str:
+def amount_words(amount: float) -> str:
+    """``9.31``, ``1250``."""
     return f"{amount:.3g}" if amount < 100 else f"{amount:.0f}"
 
 
-def _exact_words(seconds: float) -> str:
+def exact_words(seconds: float) -> str:
+    """``0.66 s``; minutes and hours in words."""
     return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 100 else span_words(seconds)
 
 

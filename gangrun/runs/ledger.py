@@ -12,6 +12,7 @@ queue as the run wants. After the run has ended nothing counts until it is resum
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
@@ -25,11 +26,11 @@ from gangrun.core.model import TERMINAL, Cause, Phase, RunState
 from gangrun.core.nodeset import natural_sort
 from gangrun.errors import UserError
 from gangrun.planning.plan import BY_HAND_S, NOTICING_BY_HAND_S
-from gangrun.runs.recoveries import Part, Recovery, recoveries_of
+from gangrun.runs.recoveries import Part, Recovery, placed_nodes, recoveries_of
 from gangrun.runs.saves import read_saves
 from gangrun.runs.snapshot import RunSnapshot, read
 from gangrun.runs.status import SCHEMA, AttemptStatus, attempt_status, redone_share
-from gangrun.wire.record import Record, whole_placement
+from gangrun.wire.record import Record
 
 
 class TimeUse(Enum):
@@ -77,7 +78,7 @@ FAILURE_OUTCOMES = frozenset({*(cause.value for cause in Cause), "failed"})  # m
 
 
 @dataclass(frozen=True, slots=True)
-class _Situation:
+class Situation:
     """What holds until the next record."""
 
     use: TimeUse | None = TimeUse.QUEUE  # None: the run has ended
@@ -90,10 +91,12 @@ class _Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Segment:
+class TimeSegment:
+    """A stretch of the run in which nothing changed."""
+
     began_ms: int
     ended_ms: int
-    at: _Situation
+    at: Situation
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,32 +136,126 @@ def ledger_of(
     ``window_ms``: only the last so much of it. ``created_ms``: when the run was submitted, on the run's clock.
     ``stalled_ms``: of attempts, how long their training stood still for saves, as far as that is known.
     """
+    account = account_of(records, state, created_ms=created_ms, until_ms=until_ms, stalled_ms=stalled_ms)
+    segments, end = account.segments, account.until_ms
+    since = account.began_ms if window_ms is None else max(account.began_ms, end - window_ms)
+    run: dict[TimeUse, int] = {}
+    before = (
+        {segments[0].began_ms: dict(run)} if segments else {}
+    )  # what the run had spent at each segment's begin or end
+    queued = 0
+    for one in segments:
+        before.setdefault(one.began_ms, dict(run))
+        for this, part in account.uses_of(one, since, end):
+            run[this] = run.get(this, 0) + part
+            queued += 0 if one.at.job else part * wanted_count
+        before[one.ended_ms] = dict(run)
+    nodes: dict[str, dict[TimeUse, int]] = {}
+    for node, stays in account.stays().items():
+        times = nodes.setdefault(node, {})
+        for began, ended, kind in stays:
+            first, last = before[began], before[ended]
+            for this, sum_ms in last.items():
+                if part := sum_ms - first.get(this, 0):
+                    of_node = this if kind is WITH_RUN else kind
+                    times[of_node] = times.get(of_node, 0) + part
+    return Ledger(since, end, run, {node: nodes[node] for node in natural_sort(nodes) if nodes[node]}, queued)
+
+
+WITH_RUN = TimeUse.USEFUL  # of a node: it does whatever the run does
+NodeStay = tuple[int, int, TimeUse]  # from when to when a node was what
+
+
+@dataclass(frozen=True, slots=True)
+class TimeAccount:
+    """The run's time, cut wherever anything changes."""
+
+    segments: tuple[TimeSegment, ...]
+    members: Mapping[str, AbstractSet[str]]  # of each job, whenever they joined
+    stall_shares: Mapping[int, float]  # of each attempt, the part of its training in which it stood still for a save
+
+    @property
+    def began_ms(self) -> int:
+        """When the first second counts; 0 if none does."""
+        return self.segments[0].began_ms if self.segments else 0
+
+    @property
+    def until_ms(self) -> int:
+        """The end of the last second that counts."""
+        return self.segments[-1].ended_ms if self.segments else 0
+
+    def stays(self) -> dict[str, list[NodeStay]]:
+        """Of each node, from when to when it was what; a stay begins and ends with a segment."""
+        return _stays(self.segments, self.members)
+
+    def uses_of(self, one: TimeSegment, since_ms: int, until_ms: int) -> Iterator[tuple[TimeUse, int]]:
+        """What a segment was spent on between two moments, in whole milliseconds that sum to what lies between."""
+        took, use = min(one.ended_ms, until_ms) - max(one.began_ms, since_ms), one.at.use
+        if took <= 0 or use is None:
+            return
+        stalled = round(took * self.stall_shares.get(one.at.attempt, 0.0)) if use is TimeUse.USEFUL else 0
+        if took > stalled:
+            yield use, took - stalled
+        if stalled:
+            yield TimeUse.SAVING, stalled
+
+
+def _stays(segments: Iterable[TimeSegment], members: Mapping[str, Iterable[str]]) -> dict[str, list[NodeStay]]:
+    """Of each node, from when to when it was what: only nodes whose part changed are looked at."""
+    stays: dict[str, list[NodeStay]] = {}
+    since: dict[str, tuple[int, TimeUse]] = {}
+    before: Situation | None = None
+    ended = 0
+
+    def close(node: str, at: int) -> None:
+        if node in since:
+            began, kind = since.pop(node)
+            if at > began:
+                stays.setdefault(node, []).append((began, at, kind))
+
+    for one in segments:
+        at = one.at
+        if before is None or before.job != at.job or one.began_ms != ended:
+            for node in list(since):
+                close(node, ended)
+            changed: Iterable[str] = members.get(at.job, ())
+        else:
+            changed = _changed(before, at, members.get(at.job, ()))
+        for node in changed:
+            kind = _node_use(node, at, WITH_RUN)
+            if since.get(node, (0, None))[1] is not kind:
+                close(node, one.began_ms)
+                since[node] = one.began_ms, kind
+        before, ended = at, one.ended_ms
+    for node in list(since):
+        close(node, ended)
+    return stays
+
+
+def _changed(before: Situation, at: Situation, members: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for old, new in ((before.joined, at.joined), (before.away, at.away), (before.excluded, at.excluded)):
+        if old is not new:
+            found |= old ^ new
+    if before.placed is not at.placed and before.placed != at.placed:
+        everyone = frozenset(members)
+        found |= (everyone if before.placed is None else before.placed) ^ (everyone if at.placed is None else at.placed)
+    return found & set(members)
+
+
+def account_of(
+    records: Sequence[Record], state: RunState, *, created_ms: int | None = None, until_ms: int | None = None,
+    stalled_ms: Mapping[int, int] | None = None,
+) -> TimeAccount:  # fmt: skip
+    """All the time of a run; the arguments are those of ``ledger_of``."""
     reader = _Reader()
     reader.read(records, created_ms, until_ms)
     spans = [span for one in recoveries_of(records) for span in one.spans_ms]
     segments = _with_losses(list(_with_recoveries(reader.segments, spans)), state)
-    end = segments[-1].ended_ms if segments else 0
-    start = segments[0].began_ms if segments else 0
-    since = start if window_ms is None else max(start, end - window_ms)
-    run: dict[TimeUse, int] = {}
-    nodes: dict[str, dict[TimeUse, int]] = {}
-    queued, stall_share = 0, _stall_shares(segments, stalled_ms or {})
-    for one in segments:
-        took, use = one.ended_ms - max(one.began_ms, since), one.at.use
-        if took <= 0 or use is None:
-            continue
-        stalled = round(took * stall_share.get(one.at.attempt, 0.0)) if use is TimeUse.USEFUL else 0
-        queued += 0 if one.at.job else took * wanted_count
-        for this, part in ((use, took - stalled), (TimeUse.SAVING, stalled)):
-            if part:
-                run[this] = run.get(this, 0) + part
-                for node in reader.members.get(one.at.job, ()):
-                    times, of_node = nodes.setdefault(node, {}), _of_node(node, one.at, this)
-                    times[of_node] = times.get(of_node, 0) + part
-    return Ledger(since, end, run, {node: nodes[node] for node in natural_sort(nodes)}, queued)
+    return TimeAccount(tuple(segments), reader.members, _stall_shares(segments, stalled_ms or {}))
 
 
-def _stall_shares(segments: Iterable[_Segment], stalled_ms: Mapping[int, int]) -> dict[int, float]:
+def _stall_shares(segments: Iterable[TimeSegment], stalled_ms: Mapping[int, int]) -> dict[int, float]:
     """Of each attempt, the share of its training in which it stood still for a save; spread evenly over it."""
     trained: dict[int, int] = {}
     for one in segments:
@@ -167,7 +264,8 @@ def _stall_shares(segments: Iterable[_Segment], stalled_ms: Mapping[int, int]) -
     return {number: min(1.0, stalled_ms[number] / whole) for number, whole in trained.items()}
 
 
-def _of_node(node: str, at: _Situation, use: TimeUse) -> TimeUse:
+def _node_use(node: str, at: Situation, use: TimeUse) -> TimeUse:
+    """What a node of the job was doing while the run spent its time on ``use``."""
     if node in at.away or node in at.excluded:
         return TimeUse.UNUSABLE
     if node not in at.joined:
@@ -179,7 +277,7 @@ class _Reader:
     """Goes through the records once."""
 
     def __init__(self) -> None:
-        self.segments: list[_Segment] = []
+        self.segments: list[TimeSegment] = []
         self.members: dict[str, set[str]] = {}  # of each job, whenever they joined
         self._tells_steps = False
         self._comes_back: dict[str, int] = {}  # each job, with how many more of its supervisors are to come
@@ -192,7 +290,7 @@ class _Reader:
                 self._comes_back[job] = self._comes_back.get(job, 0) + 1
         if not records:
             return
-        at, newest = _Situation(), _ms(records[0].at)
+        at, newest = Situation(), _ms(records[0].at)
         if created_ms is not None and created_ms < newest:
             self._lasted(created_ms, newest, at)
         for record in records:
@@ -205,22 +303,21 @@ class _Reader:
         if at.use is not None and until_ms is not None:
             self._lasted(newest, max(newest, until_ms), at)
 
-    def _lasted(self, began_ms: int, ended_ms: int, at: _Situation) -> None:
+    def _lasted(self, began_ms: int, ended_ms: int, at: Situation) -> None:
         if ended_ms <= began_ms or at.use is None:
             return
         last = self.segments[-1] if self.segments else None
         if last is not None and last.at == at and last.ended_ms == began_ms:
             self.segments[-1] = replace(last, ended_ms=ended_ms)
         else:
-            self.segments.append(_Segment(began_ms, ended_ms, at))
+            self.segments.append(TimeSegment(began_ms, ended_ms, at))
 
-    def _after(self, at: _Situation, record: Record) -> _Situation:
+    def _after(self, at: Situation, record: Record) -> Situation:
         at = self._roster(at, record)
         for act in record.actions:
             match act.kind, act.args:
                 case "StartGang", {"attempt": int(number), "placement": dict(placement)}:
-                    seats = whole_placement(placement)["seats"]
-                    at = replace(at, attempt=number, placed=frozenset(seat["slot"]["node"] for seat in seats))
+                    at = replace(at, attempt=number, placed=frozenset(placed_nodes(placement)[0]))
                 case "EndJob", _ if not self._comes_back.get(at.job):  # else that supervisor died before it ended it
                     use = None if record.phase in _ENDS else TimeUse.QUEUE
                     return replace(at, use=use, job="", placed=None, joined=frozenset(), away=frozenset())
@@ -234,12 +331,12 @@ class _Reader:
             at = replace(at, placed=None)
         return replace(at, use=self._use(at, record))
 
-    def _roster(self, at: _Situation, record: Record) -> _Situation:
+    def _roster(self, at: Situation, record: Record) -> Situation:
         if isinstance(job := _taken(record), str):
             self._comes_back[job] -= 1
         match record.kind, record.event:
             case "TermTaken", {"job": str(job)} if job != at.job:
-                at = _Situation(job=job, attempt=at.attempt, excluded=at.excluded)
+                at = Situation(job=job, attempt=at.attempt, excluded=at.excluded)
                 self.members.setdefault(job, set())
             case (("AgentJoined" | "AgentRejoined"), {"node": str(node)}) if at.job:
                 self.members[at.job].add(node)
@@ -255,7 +352,7 @@ class _Reader:
             at = replace(at, excluded=(at.excluded - changed.keys()) | now)
         return at
 
-    def _use(self, at: _Situation, record: Record) -> TimeUse:
+    def _use(self, at: Situation, record: Record) -> TimeUse:
         use = _OF_PHASE.get(Phase(record.phase), TimeUse.WAITING)
         if use is TimeUse.LOADING and (at.placed is not None or record.kind == "ResumeChosen"):
             return TimeUse.START_UP  # the checkpoint is chosen
@@ -265,7 +362,7 @@ class _Reader:
         return TimeUse.USEFUL if stepped or at.use is TimeUse.USEFUL else TimeUse.COMPILE
 
 
-def _with_recoveries(segments: Iterable[_Segment], spans: Sequence[tuple[int, int, Part]]) -> Iterator[_Segment]:
+def _with_recoveries(segments: Iterable[TimeSegment], spans: Sequence[tuple[int, int, Part]]) -> Iterator[TimeSegment]:
     """The segments, cut where parts of recoveries begin and end."""
     k = 0
     for one in segments:
@@ -278,16 +375,16 @@ def _with_recoveries(segments: Iterable[_Segment], spans: Sequence[tuple[int, in
         while j < len(spans) and spans[j][0] < one.ended_ms:
             start, end = max(now, spans[j][0]), min(one.ended_ms, spans[j][1])
             if start > now:
-                yield _Segment(now, start, one.at)
+                yield TimeSegment(now, start, one.at)
             if end > start:
-                yield _Segment(start, end, replace(one.at, use=_OF_PART[spans[j][2]]))
+                yield TimeSegment(start, end, replace(one.at, use=_OF_PART[spans[j][2]]))
                 now = end
             j += 1
         if now < one.ended_ms:
-            yield _Segment(now, one.ended_ms, one.at)
+            yield TimeSegment(now, one.ended_ms, one.at)
 
 
-def _with_losses(segments: list[_Segment], state: RunState) -> list[_Segment]:
+def _with_losses(segments: list[TimeSegment], state: RunState) -> list[TimeSegment]:
     """The segments; of each attempt the end of its training is lost that had to be done again."""
     attempts = {one.number: attempt_status(one, lambda at: at) for one in state.attempts}
     left_ms: dict[int, int] = {}  # of each attempt, how much is still to be marked as lost
@@ -296,15 +393,15 @@ def _with_losses(segments: list[_Segment], state: RunState) -> list[_Segment]:
             one.ended_ms - one.began_ms for one in segments if one.at.use is TimeUse.USEFUL and one.at.attempt == number
         )
         left_ms[number] = round(share * trained)
-    found: list[_Segment] = []
+    found: list[TimeSegment] = []
     for one in reversed(segments):
         left = left_ms.get(one.at.attempt, 0) if one.at.use is TimeUse.USEFUL else 0
         cut = max(one.began_ms, one.ended_ms - left)
         if cut < one.ended_ms:
             left_ms[one.at.attempt] = left - (one.ended_ms - cut)
-            found.append(_Segment(cut, one.ended_ms, replace(one.at, use=TimeUse.LOST)))
+            found.append(TimeSegment(cut, one.ended_ms, replace(one.at, use=TimeUse.LOST)))
         if cut > one.began_ms:
-            found.append(_Segment(one.began_ms, cut, one.at))
+            found.append(TimeSegment(one.began_ms, cut, one.at))
     return found[::-1]
 
 
@@ -385,17 +482,12 @@ def report_of(reading: RunSnapshot, window_s: float | None, price: float | None)
     spec, state = reading.spec, reading.state
     assert state is not None
     gpus = spec.slots_per_node * spec.ranks_per_slot
-    sign = reading.last_sign()
-    until_ms = None if reading.ended or sign is None else _ms(sign)
     wanted = (spec.nodes_count or len(spec.nodes)) + spec.spares_count
-
-    saves = read_saves(spec.checkpoint.directory, spec.run)
-    stalled_ms = {} if saves is None else {number: _ms(seconds) for number, seconds in saves.stalled}
 
     def made(window_ms: int | None) -> Ledger:
         return ledger_of(
-            reading.records, state, wanted_count=wanted, created_ms=_ms(spec.created_wall), until_ms=until_ms,
-            window_ms=window_ms, stalled_ms=stalled_ms,
+            reading.records, state, wanted_count=wanted, window_ms=window_ms, created_ms=_ms(spec.created_wall),
+            until_ms=_until_ms(reading), stalled_ms=_stalled_ms(reading),
         )  # fmt: skip
 
     found = made(None)
@@ -410,6 +502,25 @@ def report_of(reading: RunSnapshot, window_s: float | None, price: float | None)
         recoveries=len(recoveries), saved_gpu_h=saved_gpu_h(recoveries, spec.nodes_count or len(spec.nodes), gpus),
         uses=uses, nodes=tuple(_of_one(node, times) for node, times in found.nodes_ms.items()),
     )  # fmt: skip
+
+
+def run_account(reading: RunSnapshot) -> TimeAccount:
+    """The time of one run, whose snapshot has all records."""
+    assert reading.state is not None
+    return account_of(
+        reading.records, reading.state, created_ms=_ms(reading.spec.created_wall), until_ms=_until_ms(reading),
+        stalled_ms=_stalled_ms(reading),
+    )  # fmt: skip
+
+
+def _until_ms(reading: RunSnapshot) -> int | None:
+    sign = reading.last_sign()
+    return None if reading.ended or sign is None else _ms(sign)
+
+
+def _stalled_ms(reading: RunSnapshot) -> dict[int, int]:
+    saves = read_saves(reading.spec.checkpoint.directory, reading.spec.run)
+    return {} if saves is None else {number: _ms(seconds) for number, seconds in saves.stalled}
 
 
 def _gpu_h(node_ms: int, gpus: int) -> float:

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 
 from gangrun.core.model import TERMINAL, After, Phase
+from gangrun.core.nodeset import NodesetError, unfold
 from gangrun.core.text import known_step
-from gangrun.wire.record import Record, whole_placement
+from gangrun.wire.record import Record, RecordError, whole_placement
 
 
 class Part(Enum):
@@ -264,11 +266,30 @@ def _part(record: Record) -> Part:
 
 
 def _started(number: int, job: str, placement: dict[str, Any], resume: object, at: int) -> _Try:
-    whole = whole_placement(placement)
-    nodes = dict.fromkeys(seat["slot"]["node"] for seat in whole["seats"])
+    nodes, world_size = placed_nodes(placement)
     step = resume.get("step") if isinstance(resume, dict) else None
     known = known_step(step) if isinstance(step, int) else -1
-    return _Try(number, job, tuple(nodes), whole["world_size"], known if known >= 0 else None, at)
+    return _Try(number, job, nodes, world_size, known if known >= 0 else None, at)
+
+
+def placed_nodes(placement: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
+    """The nodes of a recorded placement in rank order, and how many ranks they hold."""
+    match placement:
+        case {"nodes": str(text), "slots": int(slots_count), "ranks": int(ranks_count)}:
+            nodes = _unfolded(text)
+            return nodes, len(nodes) * slots_count * ranks_count
+        case _:
+            whole = whole_placement(placement)
+            return tuple(dict.fromkeys(seat["slot"]["node"] for seat in whole["seats"])), whole["world_size"]
+
+
+@lru_cache(maxsize=512)
+def _unfolded(text: str) -> tuple[str, ...]:
+    """A report reads the same placements several times, each of thousands of nodes."""
+    try:
+        return tuple(unfold(text))
+    except NodesetError as error:
+        raise RecordError(f"placement: {error}") from error
 
 
 def _rung(failed: _Try, after: _Try) -> Rung:

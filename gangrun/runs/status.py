@@ -406,10 +406,10 @@ def _newest_job(reading: RunSnapshot) -> str | None:
         return reading.queue.newest.job
     if reading.owner is not None:
         return reading.owner.job
-    return _job_number(reading.state.job) if reading.state is not None else None
+    return job_number(reading.state.job) if reading.state is not None else None
 
 
-def _job_number(token: str) -> str:
+def job_number(token: str) -> str:
     """The scheduler's number of a job from what a run calls one stay of it (``12r1.2``); another token as it is."""
     number = token.partition("r")[0]
     return number if number.isdecimal() else token
@@ -451,7 +451,7 @@ def attempt_status(attempt: AttemptRecord, wall: Callable[[float], float]) -> At
     timed = step is not None and is_save_time(step)
     return AttemptStatus(
         number=attempt.number,
-        job=_job_number(attempt.job),
+        job=job_number(attempt.job),
         nodes=attempt.nodes,
         started=wall(attempt.started),
         ended=None if attempt.ended is None else wall(attempt.ended),

@@ -112,6 +112,11 @@ class GangFigures:
         """Of the whole run, as ranks or files tell; -1: they do not."""
         return self._total_steps
 
+    @property
+    def loss(self) -> float | None:
+        """The newest that is known."""
+        return self._loss
+
     def live(self, now: float) -> dict[str, Any]:
         """All that is known; the rest is missing."""
         figures = {
@@ -416,16 +421,20 @@ class GangProgress:
         if now >= self._mark_at and self._top > self._marked:
             self._marked = self._top
             self._mark_at = now + self._policy.progress_mark_every_s
-            told.append(ProgressMarked(state.attempt.number, self._top, False, self._figures.total_steps))
+            told.append(self._mark(self._top, printed=False))
         if self._prints_first or (now >= self._mark_at and self._prints_farther):
             self._printed_told = self._printed
             self._mark_at = now + self._policy.progress_mark_every_s
-            told.append(ProgressMarked(state.attempt.number, self._printed, True, self._figures.total_steps))
+            told.append(self._mark(self._printed, printed=True))
         told.extend(self._anomalies.take(now))
         told.extend(self._alerts.take(state, now))
         if now >= self._judge_at:
             told.extend(self._judged(state, now))
         return told
+
+    def _mark(self, step: int, *, printed: bool) -> ProgressMarked:
+        figures = self._figures
+        return ProgressMarked(self._attempt, step, printed, figures.total_steps, json_number(figures.loss))
 
     @property
     def _prints_farther(self) -> bool:

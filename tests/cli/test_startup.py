@@ -29,11 +29,17 @@ MODULES_MAX_COUNT = 50  # of gangrun's own
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """As on a user's machine: what was compiled once is kept, and nobody traces."""
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What was compiled once is kept, as on a user's machine."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture
+def environment(home: Path, compiled: Path) -> dict[str, str]:
+    """A user's: of his home, and nobody traces."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("COV_") and not k.startswith("COVERAGE_")}
     inherited.pop("PYTHONDONTWRITEBYTECODE", None)
-    return {**inherited, "PYTHONPATH": str(REPO), "PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("compiled"))}
+    return {**inherited, "PYTHONPATH": str(REPO), "PYTHONPYCACHEPREFIX": str(compiled)}
 
 
 def loaded(words: list[str], of: tuple[str, ...], folder: Path, environment: dict[str, str]) -> str:

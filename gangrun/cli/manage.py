@@ -119,11 +119,12 @@ def config(show: bool, config_file: Path | None, as_json: bool) -> int:
     config.toml of your $XDG_CONFIG_HOME/gangrun, your site's /etc/gangrun.toml, the default.
     """
     from gangrun.config.environment import all_variables
-    from gangrun.config.layers import BY_NAME, layered, unknown_variables, usual_files
+    from gangrun.config.layers import BY_NAME, layered, shown, unknown_variables, usual_files
 
     del show
     variables, files = all_variables(), usual_files(config_file)
-    settings, warnings = layered({}, variables, files), unknown_variables(variables)
+    found, warnings = layered({}, variables, files), unknown_variables(variables)
+    settings = {name: shown(name, value) for name, value in found.items()}
     if as_json:
         known = {name: SettingValue(value=value.plain, origin=value.origin) for name, value in settings.items()}
         echo_json(ConfigReport(settings=known, files=tuple(map(str, files)), warnings=tuple(warnings)))

@@ -25,6 +25,7 @@ from gangrun.config.parsers import whole
 from gangrun.config.settings import GROUPS, OUTPUT, PLACES, SETTINGS, TRAINING, Setting
 from gangrun.display.text import clean
 from gangrun.errors import UserError
+from gangrun.node.processes import blank_arguments
 
 if TYPE_CHECKING:
     from gangrun.config.request import ResolvedRequest
@@ -118,6 +119,8 @@ def request_of(
         raise UserError("usage", "-m needs a module", f"for example: {ctx.command_path} -m my.trainer")
     known = {row.name for row in settings if not row.in_files_only}
     typed = {name: options[name] for name in known if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if "notify" in typed:
+        blank_arguments(typed["notify"])
     request = Request(
         words=words[1:] if options["module"] else words,
         module=words[0] if options["module"] else "",

@@ -17,6 +17,7 @@ from typing import Any
 
 from gangrun.config import environment
 from gangrun.config.health_table import HealthTable
+from gangrun.config.secrets import HIDDEN
 from gangrun.config.slurm_options import ALL_SETTINGS
 from gangrun.errors import UserError, did_you_mean
 
@@ -141,6 +142,13 @@ def parsed(name: str, raw: object, place: str) -> Any:
         return BY_NAME[name].kind.parse(raw)
     except ValueError as error:
         raise UserError("usage", f"{place}: {error}", getattr(error, "hint", "")) from error
+
+
+def shown(name: str, value: Value) -> Value:
+    """The value as it may be shown: of an address that holds a token, the service alone."""
+    if not BY_NAME[name].secret:
+        return value
+    return Value(tuple(f"{one.partition('://')[0]}://{HIDDEN}" for one in value.value), value.origin)
 
 
 def unknown_variables(variables: Mapping[str, str]) -> list[str]:

@@ -204,6 +204,33 @@ def on_anomaly(value: object) -> Any:
         raise BadValue(f"{value!r} is not one of {', '.join(ON_ANOMALY)}") from None
 
 
+def notify_addresses(value: object) -> tuple[str, ...]:
+    """Addresses of services, in one text or a list; no message may show one, as each holds a token."""
+    import msgspec
+
+    try:
+        parts = [value] if isinstance(value, str) else msgspec.convert(value, list[str])
+    except msgspec.ValidationError:
+        raise BadValue("this is neither an address nor a list of addresses") from None
+    found = tuple(word for part in parts for word in part.split())
+    for k, word in enumerate(found, 1):
+        if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://.", word):
+            hint = "apprise's documentation lists the addresses of its services"
+            raise BadValue(f"address {k} is not of the form SERVICE://...", hint)
+    return found
+
+
+def notify_kinds(value: object) -> tuple[str, ...]:
+    """Kinds of news, in one text with commas or in a list."""
+    from gangrun.wire.spec import NEWS  # not for --help
+
+    asked = converted(value.replace(",", " ").split() if isinstance(value, str) else value, tuple[str, ...], "a list")
+    for word in asked:
+        if word not in NEWS:
+            raise BadValue(f"{word!r} is not one of {', '.join(NEWS)}")
+    return tuple(one for one in NEWS if one in asked)
+
+
 def memory_protection(value: object) -> str:
     """copy, or K+M such as 8+2: data of K nodes, and the M nodes of a group that may be lost."""
     asked = str(value).strip().lower()

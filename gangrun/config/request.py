@@ -26,7 +26,7 @@ from gangrun.config.slurm_script import literal
 from gangrun.core.policy import HangPolicy, Policy, PolicyError, Timing, TrendPolicy
 from gangrun.errors import UserError
 from gangrun.frameworks.framework import AUTO, FILE, Framework, frameworks_of
-from gangrun.wire.spec import CheckpointSpec, HealthSpec, LogSpec, RunSpec
+from gangrun.wire.spec import CheckpointSpec, HealthSpec, LogSpec, NotifySpec, RunSpec
 
 DEBUGGED_WITHIN_S = 30 * 86400.0  # ranks that have ended wait for one in a debugger
 # Where thousands of nodes load python from one file system the last of them take minutes.
@@ -440,6 +440,10 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
         health=HealthSpec(not settings["no_health"].value, health.bounds, health.off, health.commands),
         warm=not settings["no_warm"].value,
         log=LogSpec(**fields_of(settings, "log")),
+        notify=NotifySpec(
+            services=tuple(one.partition("://")[0].lower() for one in settings["notify"].value),
+            **fields_of(settings, "notify"),
+        ),
         policy=policy if rest.get("debug_rank") is None else _for_a_person(policy, settings),
         **fields_of(settings, ""),
         **rest,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 HIDDEN = "***"
 _VARIABLE_NAME = re.compile(
-    r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|PASSCODE|CREDENTIAL|(^|_)(PASS|PWD|PAT)$", re.IGNORECASE
+    r"^GANGRUN_NOTIFY$|KEY|TOKEN|SECRET|PASSW|PASSPHRASE|PASSCODE|CREDENTIAL|(^|_)(PASS|PWD|PAT)$", re.IGNORECASE
 )
 _IN_ADDRESS = re.compile(r"(://[^/?#\s:@]*:)[^/?#\s@]+@")  # a password within an address
 _ASSIGNED = re.compile(r"(-{0,2}\+{0,2}[A-Za-z_][\w.\-]*)=(.*)", re.DOTALL)

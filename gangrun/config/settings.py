@@ -43,6 +43,7 @@ SIGNAL = ValueKind(parsers.save_signal, "SIG", "", parsers.SAVE_SIGNALS)
 PROTECTION = ValueKind(parsers.memory_protection, "copy|K+M", "", ("copy",))
 TRAINING, PLACES, CHECKPOINTS = "Training", "Nodes and Slurm", "Checkpoints"
 RECOVERY, HEALTH, OUTPUT = "Recovery", "Health", "Output"
+NOTIFY_ON = ("started", "recovered", "attention", "finished", "eta")
 GROUPS = (TRAINING, PLACES, CHECKPOINTS, RECOVERY, HEALTH, OUTPUT)
 
 
@@ -59,6 +60,7 @@ class Setting:
     told_default: str = ""  # in words, where the value alone does not say it
     zero: str = ""  # what 0 means
     many: bool = False  # may be given several times
+    secret: bool = False  # its value is kept with the keys, and shown nowhere
     flags: tuple[str, ...] = ()  # other spellings of the flag
     in_files_only: bool = False  # a table: no flag and no variable
 
@@ -252,6 +254,18 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "health", ValueKind(health_table), HEALTH, "Table [health]: limits of the checks", HealthTable(),
         in_files_only=True,
+    ),
+    Setting(
+        "notify", ValueKind(parsers.notify_addresses, "URL"), OUTPUT,
+        "Address of a service that is told of the run, as apprise has it; repeatable", (), many=True, secret=True,
+    ),
+    Setting(
+        "notify_on", ValueKind(parsers.notify_kinds, "KIND,..."), OUTPUT,
+        "News to tell: started, recovered, attention, finished, eta", NOTIFY_ON, "notify.on", told_default="all",
+    ),
+    Setting(
+        "notify_every", TIME, OUTPUT, "Send at most one message per kind in TIME; attention is never held back",
+        300.0, "notify.every_s", zero="each at once",
     ),
     Setting("log_per_rank", SWITCH, OUTPUT, "Also write a log file for each rank", False, "log.per_rank"),
 )  # fmt: skip

@@ -16,10 +16,19 @@ from gangrun.display.times import clock_words, date_words, span_words
 from gangrun.runs.failures import AttemptFailure, SameEnd
 from gangrun.runs.saves import SavesStatus
 from gangrun.runs.snapshot import RunSnapshot
+from gangrun.runs.state import run_state
 from gangrun.runs.status import SCHEMA, AttemptStatus, ExcludedNode, RecoveryStatus, recovery_statuses, status_of
-from gangrun.runs.timeline import JobStay, Meanwhile, TimelineEntry, job_stays, timeline_of
+from gangrun.runs.timeline import (
+    SEQS_PER_TERM,
+    JobStay,
+    Meanwhile,
+    TimelineEntry,
+    job_stays,
+    seq_of,
+    timeline_of,
+)
 from gangrun.wire.kinds import action_of
-from gangrun.wire.record import Act, RecordError
+from gangrun.wire.record import Act, Record, RecordError
 
 LABEL_CHARS = 11
 
@@ -141,6 +150,69 @@ def _meanwhile(seen: Meanwhile) -> str:
     if seen.finished:
         told.append(f"{event_words.ranks_words(seen.finished)} finished")
     return ", ".join(told)
+
+
+# ---- one line for each decision, as they come ----
+
+
+class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``events --json`` prints for each event, on one line."""
+
+    schema: int = SCHEMA
+    run: str
+    seq: int  # grows; ``--since`` takes it
+    time: float
+    term: int
+    record: int  # in its term, as ``explain --json`` has it
+    attempt: int  # -1: before the first
+    kind: str  # of the event; RunEnded: the run is over, and nothing follows
+    phase: str  # after it
+    was: str  # before it
+    nodes: tuple[str, ...] = ()  # that the event is about
+    ranks: tuple[int, ...] = ()
+    seen: str
+    reason: str
+    done: tuple[str, ...] = ()
+    exit_code: int | None = None  # of a run that has ended
+
+
+def run_event(run: str, entry: TimelineEntry) -> RunEvent:
+    """One entry of the timeline."""
+    record = entry.record
+    nodes, ranks = _about(record)
+    return RunEvent(
+        run=run, seq=seq_of(record), time=record.wall, term=record.term, record=record.n, attempt=entry.attempt,
+        kind=record.kind, phase=record.phase, was=record.was, nodes=nodes, ranks=ranks, seen=_seen(entry),
+        reason=record.reason, done=tuple(_done(act) for act in record.actions),
+    )  # fmt: skip
+
+
+def run_ended(run: RunSnapshot, seq: int, now: float) -> RunEvent:
+    """The last line: how the run ended, or that no process runs it any more. Its number is the newest record's."""
+    truth, state = run_state(run, now), run.state
+    return RunEvent(
+        run=run.spec.run, seq=max(seq, 0), time=run.last_sign() or now, term=0 if state is None else state.term,
+        record=max(seq, 0) % SEQS_PER_TERM, attempt=-1 if state is None else state.attempt.number, kind="RunEnded",
+        phase=truth.state, was=truth.state,
+        seen="the run has ended" if truth.ended else "no process runs it any more",
+        reason=truth.reason, exit_code=truth.exit_code,
+    )  # fmt: skip
+
+
+def event_line(event: RunEvent, look: PageFormat) -> str:
+    """The same for people."""
+    when = styled(clock_words(event.time, look.now, look.zone), "cyan", look.color)
+    return f"{when}  {phase_word(event.phase, look.color)}  {clean(event.seen)}: {clean(event.reason)}"
+
+
+def _about(record: Record) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The nodes and ranks that an event names, and the nodes that it has excluded; not those of the whole run."""
+    told = [record.event, *(one for one in map(record.event.get, ("exit", "finding")) if isinstance(one, dict))]
+    excluded = record.patch.get("excluded")
+    nodes = [node for one in told if isinstance(node := one.get("node"), str) and node]
+    nodes += [node for node, why in (excluded if isinstance(excluded, dict) else {}).items() if why is not None]
+    ranks = [rank for one in told if isinstance(rank := one.get("rank"), int) and rank >= 0]
+    return tuple(dict.fromkeys(nodes)), tuple(dict.fromkeys(ranks))
 
 
 # ---- the page ----

@@ -298,11 +298,11 @@ def recovery_lines(recoveries: Sequence[RecoveryStatus], look: PageFormat) -> li
         after = "?" if one.next_attempt is None else str(one.next_attempt)
         between = f"attempt {one.attempt}" if one.rung == "end" else f"attempt {one.attempt} → {after}"
         first = f"  {between.ljust(LABEL_CHARS + 3)}"
-        lines += wrapped(clean(_recovery_words(one)), look.columns, first, " " * len(first))
+        lines += wrapped(clean(recovery_words(one)), look.columns, first, " " * len(first))
     return lines
 
 
-def _recovery_words(one: RecoveryStatus) -> str:
+def recovery_words(one: RecoveryStatus) -> str:
     """``restart in place, 0.66 s (noticed 0.02 s, stopped 0.40 s, ...); 3 steps and 9.3 GPU-seconds lost``."""
     spans = msgspec.structs.asdict(one.parts)
     parts = [

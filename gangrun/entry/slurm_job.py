@@ -37,6 +37,7 @@ from gangrun.display.live_view import LiveView
 from gangrun.entry.wiring import clock_of, disk_of
 from gangrun.errors import UserError
 from gangrun.launch.exclusive import refuse_lasting_company
+from gangrun.launch.notifier import Notifier
 from gangrun.launch.slurm_batch_job import Allocation, allocation_of, note_stopped
 from gangrun.launch.slurm_job_owner import EXIT_ELSEWHERE, EXIT_UNUSABLE, JobOwner
 from gangrun.node import processes
@@ -89,13 +90,18 @@ def main(words: list[str]) -> int:
         return _leave(EXIT_UNUSABLE, f"nothing is started: {error}; gangrun resume {paths.run} continues the run")
     except (KeyError, NodesetError) as error:
         return _leave(EXIT_UNUSABLE, f"this is not the environment of a Slurm job: {error}")
+    if taken == EXIT_ELSEWHERE or (isinstance(taken, int) and _has_ended(paths, disk)):
+        return taken  # its own supervisor or job tells
+    notifier = Notifier.of(spec, paths, variables)
     if isinstance(taken, int):
+        notifier.over(taken, "a job of the run was cancelled in Slurm")
         return taken
     if command:
         spec = spec.with_line(JobLine(found.directory, tuple(command)))
     if why := _company(spec):
         told = f"nothing is started: {why}"
         note_stopped(paths, disk, taken.seq, told, Failure.SCRIPT)
+        notifier.over(EXIT_UNUSABLE, told)
         return _leave(EXIT_UNUSABLE, told)
     view = LiveView(
         log_of=paths.node_log, live_of=lambda term: live_of(disk, paths, term), wall=clock.wall, out=sys.stdout
@@ -104,6 +110,7 @@ def main(words: list[str]) -> int:
     options = srun_options(submission)
     code = JobOwner(spec, paths, taken, allocation, variables, options, disk, clock, view).run()
     view.let_go()
+    notifier.over(code)
     return code
 
 
@@ -131,6 +138,11 @@ def _taken(
             repoint(SlurmScheduler(Tools(variables)), allocation.job, claimed.holder.job, clock, _say)
         return _leave(EXIT_ELSEWHERE, f"nothing is started: {claimed.why}")
     return claimed.claim
+
+
+def _has_ended(paths: RunPaths, disk: Disk) -> bool:
+    state = _last_state(paths, disk)
+    return state is not None and state.phase in TERMINAL
 
 
 def _last_state(paths: RunPaths, disk: Disk) -> RunState | None:

@@ -12,22 +12,35 @@ import msgspec
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import Index, IndexEntry, remove_run
-from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, create_run, no_room, write_spec
+from gangrun.adapters.fs.run_dir import (
+    RunDirError,
+    RunPaths,
+    create_run,
+    no_room,
+    write_notify_addresses,
+    write_spec,
+)
 from gangrun.adapters.net.curve import write_client_key
 from gangrun.config import environment
 from gangrun.config.secrets import redacted
 from gangrun.errors import UserError
+from gangrun.launch.notifier import refuse_unusable
 from gangrun.wire.spec import RunSpec
 
 
-def make_run(disk: Disk, runs_dir: Path, draft: RunSpec, wall: float) -> tuple[RunPaths, RunSpec]:
-    """The run directory with all that stands in it from the start, or none."""
+def make_run(
+    disk: Disk, runs_dir: Path, draft: RunSpec, wall: float, addresses: tuple[str, ...]
+) -> tuple[RunPaths, RunSpec]:
+    """The run directory with all that stands in it from the start, or none. ``addresses``: where the run is told."""
+    refuse_unusable(addresses)
     try:
         paths = create_run(disk, runs_dir, wall, os.urandom)
         try:
             spec = msgspec.structs.replace(draft, run=paths.run)
             write_spec(disk, paths, spec)
             write_client_key(paths.client_key)
+            if addresses:
+                write_notify_addresses(disk, paths, addresses)
         except OSError as error:
             shutil.rmtree(paths.root, ignore_errors=True)  # half a run would be shown as one
             raise no_room(runs_dir, error) from error

@@ -34,6 +34,7 @@ from gangrun.launch.create import make_run, put_in_index, unmade
 from gangrun.launch.debugging import DebugTerminal
 from gangrun.launch.exclusive import give_way, refuse_company
 from gangrun.launch.node_spec import warden_killed, warden_spec
+from gangrun.launch.notifier import Notifier
 from gangrun.launch.owner import LAST_LOOK_WITHIN_S, Cancelling, hears, in_background, shown, tell_json
 from gangrun.node import processes
 from gangrun.runs.follow import JournalReplay
@@ -88,7 +89,7 @@ def start(wish: ResolvedRequest) -> int:
         rank_per_gpu=slots.are_gpus,
     )
     refuse_company(draft, lambda: entries_of(None))
-    paths, spec = make_run(disk, wish.runs_dir, draft, wall)
+    paths, spec = make_run(disk, wish.runs_dir, draft, wall, wish.value("notify"))
     if not request.detach:
         return own(spec, paths, wish.everything, as_json=request.as_json, quiet=request.quiet)
     return own_in_background(spec, paths, wish.everything, as_json=request.as_json)
@@ -191,10 +192,12 @@ def own(
     if over is not None and over.host != host:
         view.say(f"the run was on {over.host} before; its nodes keep their names: {', '.join(spec.nodes)}")
     job, seq = claimed.claim.job, claimed.claim.seq
-    code = launcher(spec, paths, variables, view, job=job, seq=seq, terminal=terminal).run()
+    notifier = Notifier.of(spec, paths, variables)
+    code = launcher(spec, paths, variables, view, job=job, seq=seq, terminal=terminal, spared=notifier.pids).run()
     view.let_go()
     if as_json:
         tell_json(paths)
+    notifier.over(code)
     return code
 
 
@@ -228,6 +231,7 @@ def launcher(
     job: str,
     seq: int,
     terminal: DebugTerminal | None = None,
+    spared: tuple[int, ...] = (),
 ) -> Launcher:
     """The owner of this run's processes on this box."""
     urgent: deque[str] = deque()
@@ -240,6 +244,7 @@ def launcher(
         environment={**environment, "GANGRUN_RUN_DIR": str(paths.root)},
         logs={node: paths.process_log(node) for node in spec.nodes},
         hear=hears(view, urgent),
+        spared=spared,
     )
     return Launcher(paths, hosts, spec.nodes, view, urgent=urgent, disk=disk_of(paths), terminal=terminal)
 

@@ -67,11 +67,20 @@ class BatchJobs:
         arguments = ["--run-dir", str(self.paths.root), "--seq", str(seq)]
         return own_command("gangrun.entry.slurm_job", arguments, self.submission.python)
 
+    def when_stopped(self, seq: int) -> list[str]:
+        """What tells people if the batch script of job ``seq`` stops before that."""
+        arguments = ["--run-dir", str(self.paths.root), "--stopped", str(seq)]
+        told = own_command("gangrun.entry.notifier", arguments, self.submission.python)
+        return told if self.submission.tells_people else []
+
     def script(self, seq: int, exclude: Sequence[str] = (), dependency: str = "") -> str:
         """The exact text."""
         from gangrun.adapters.slurm.submission import script
 
-        return script(self.submission, self.paths, seq, self.command(seq), exclude=exclude, dependency=dependency)
+        return script(
+            self.submission, self.paths, seq, self.command(seq),
+            exclude=exclude, dependency=dependency, when_stopped=self.when_stopped(seq),
+        )  # fmt: skip
 
     def submit(self, seq: int, exclude: Sequence[str] = (), dependency: str = "") -> str:
         """Send it; the job id."""
@@ -79,7 +88,7 @@ class BatchJobs:
 
         job = submit(
             self.submission, self.paths, seq, self.command(seq), self.tools,
-            exclude=exclude, dependency=dependency, hear=self.hear,
+            exclude=exclude, dependency=dependency, when_stopped=self.when_stopped(seq), hear=self.hear,
         )  # fmt: skip
         note_job_id(self.paths, seq, job)
         return job

@@ -44,6 +44,7 @@ from gangrun.frameworks import layouts
 from gangrun.launch.create import make_run, put_in_index
 from gangrun.launch.exclusive import words_of_company
 from gangrun.launch.node_history import heeded
+from gangrun.launch.notifier import refuse_unusable
 from gangrun.launch.slurm_ask import LOOK_FOR_S, Standing, standing, tools_of, whatever_came
 from gangrun.launch.slurm_batch_job import BatchJobs
 from gangrun.runs.jobs import scheduler_of
@@ -113,6 +114,7 @@ class PendingRun:
 def dry(found: ResolvedRequest) -> int:
     """Print what would be sent."""
     wish = _wish(found, wall_now())
+    refuse_unusable(found.value("notify"))
     paths = RunPaths(found.runs_dir / make_run_id(wish.draft.created_wall, os.urandom(SUFFIX_BYTES)))
     text = _fitting(lambda: _jobs(wish, paths).script(0))
     if found.request.as_json:
@@ -128,7 +130,7 @@ def submit(found: ResolvedRequest, *, say: bool = True) -> RunPaths:
     wish = _wish(found, wall)
     runs_dir = found.runs_dir
     made = [folder for folder in (runs_dir, *runs_dir.parents) if not folder.exists()]
-    paths, spec = make_run(disk, runs_dir, wish.draft, wall)
+    paths, spec = make_run(disk, runs_dir, wish.draft, wall, found.value("notify"))
     try:
         jobs = _jobs(wish, paths)
         write_submission(disk, paths, jobs.submission)
@@ -171,6 +173,7 @@ def _wish(found: ResolvedRequest, wall: float) -> PendingRun:
         needs_python=draft.command[0] == "python",
         script=found.request.body,
         line=found.line,
+        tells_people=bool(draft.notify.services),
         **asked,
     )
     try:

@@ -73,15 +73,17 @@ def tell_owner(reading: RunSnapshot, *, again: bool = False) -> SignalResult:
     return SignalResult.TOLD if again or processes.kill(proc, signal.SIGTERM) else SignalResult.NOBODY
 
 
-def wait_for_end(paths: RunPaths, timeout_s: float | None) -> RunSnapshot:
+def wait_for_end(paths: RunPaths, timeout_s: float | None, meanwhile: Callable[[], None] = lambda: None) -> RunSnapshot:
     """The last look at a run: when it has ended, when nobody is left to end it, or when the time is up.
 
-    An owner that is gone gets one more look: its last record may have come in between.
+    An owner that is gone gets one more look: its last record may have come in between. ``meanwhile()`` is called after
+    each look.
     """
     give_up_at = None if timeout_s is None else steady_now() + timeout_s
     alone, follower = False, Follower(paths)
     while True:
         reading = follower.look()
+        meanwhile()
         truth = run_state(reading, wall_now())
         if truth.ended or (alone and truth.abandoned):
             return reading

@@ -81,10 +81,9 @@ def recoveries_of(records: Iterable[Record]) -> tuple[Recovery, ...]:
 
     ``records`` reach back to the failure at least: what is older than the first one is not known.
     """
-    reader = _Reader()
+    reader = RecoveryReader()
     for record in records:
-        if record.outcome == "applied":
-            reader.read(record)
+        reader.read(record)
     return tuple(reader.told())
 
 
@@ -130,8 +129,8 @@ _PARTS = {
 _WANTED = frozenset({After.SUCCEED.value, After.CANCEL.value})  # what follows a stop that nothing went wrong for
 
 
-class _Reader:
-    """Goes through the records once."""
+class RecoveryReader:
+    """Goes through the records once; ``told`` may be asked at any time."""
 
     def __init__(self) -> None:
         self._done: list[tuple[_Open, int, Rung, _Try | None]] = []  # with when it ended, how and in which attempt
@@ -145,6 +144,8 @@ class _Reader:
 
     def read(self, record: Record) -> None:
         """The next record."""
+        if record.outcome != "applied":
+            return
         self._at = max(self._at, _ms(record.at))
         match record.kind, record.event:
             case "TermTaken", {"job": str(job)}:

@@ -13,17 +13,18 @@ from typing import Any
 
 import msgspec
 
+from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import IndexEntry
-from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.adapters.fs.run_dir import RunPaths, read_notifications
 from gangrun.core.evidence import LOSS, NORM, SeenAlert, SeenAnomaly
 from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, Phase, RunState
 from gangrun.core.nodes.standing import active
 from gangrun.core.nodeset import natural_sort
-from gangrun.core.text import is_save_time, json_number, step_or_none, step_words
+from gangrun.core.text import counted, is_save_time, json_number, step_or_none, step_words
 from gangrun.errors import UserError
 from gangrun.runs.figures import NOT_NUMBERS, figures_of
 from gangrun.runs.rank_output import lost_output
-from gangrun.runs.recoveries import recoveries_of
+from gangrun.runs.recoveries import Recovery, recoveries_of
 from gangrun.runs.saves import SavedOnDisk, SavesStatus, saves_status, state_figures, unjudged_on_disk
 from gangrun.runs.snapshot import RunSnapshot, concerns_scheduler, read, with_queue
 from gangrun.runs.state import run_state
@@ -284,7 +285,8 @@ def status_of(reading: RunSnapshot, now: float, saved: SavedOnDisk | None = None
         abandoned=truth.abandoned, job=_newest_job(reading), scheduler=_scheduler(reading),
         owner=_owner(reading), debug_rank=spec.debug_rank,
         created=spec.created_wall, last_sign=reading.last_sign(), directory=str(reading.paths.root),
-        saves=saves_status(spec.checkpoint.directory, spec.run), notes=(*reading.notes, *lost_output(reading.paths)),
+        saves=saves_status(spec.checkpoint.directory, spec.run),
+        notes=(*reading.notes, *lost_output(reading.paths), *_untold(reading)),
     )  # fmt: skip
     if reading.state is not None:
         _add_state(status, reading, reading.state, now)
@@ -294,6 +296,14 @@ def status_of(reading: RunSnapshot, now: float, saved: SavedOnDisk | None = None
     if status.checkpoint is None:
         status.unjudged = unjudged_on_disk(spec.checkpoint)
     return status
+
+
+def _untold(reading: RunSnapshot) -> Iterator[str]:
+    """Notifications that no service took."""
+    if reading.spec.notify.services:
+        log = read_notifications(Disk(), reading.paths)
+        if log.failed:
+            yield f"{counted(log.failed, 'notification')} could not be sent: {log.why}"
 
 
 def _unknown_resume(reading: RunSnapshot, state: RunState, live: Mapping[str, Any], now: float) -> Iterator[str]:
@@ -492,16 +502,18 @@ def redone_share(one: AttemptStatus, resumed_step: int | None, resumed_save: flo
 def recovery_statuses(run: RunSnapshot) -> tuple[RecoveryStatus, ...]:
     """Every recovery of the run; the snapshot must have all records."""
     walls = WallTimes.of(run.records)
-    return tuple(
-        RecoveryStatus(
-            attempt=one.attempt, next_attempt=one.next_attempt, failed=walls.wall(one.began_ms / 1000),
-            recovered=None if one.ended_ms is None else walls.wall(one.ended_ms / 1000),
-            rung=None if one.rung is None else one.rung.value, whole_s=one.whole_ms / 1000,
-            parts=RecoveryParts(**{f"{part.value}_s": ms / 1000 for part, ms in one.parts_ms.items()}),
-            lost_steps=one.lost_steps_count,
-            lost_gpu_s=None if one.lost_gpu_s is None else round(one.lost_gpu_s, 3),
-        )
-        for one in recoveries_of(run.records)
+    return tuple(recovery_status(one, walls.wall) for one in recoveries_of(run.records))
+
+
+def recovery_status(one: Recovery, wall: Callable[[float], float]) -> RecoveryStatus:
+    """``wall`` turns moments of the run's clock into those of the wall's."""
+    return RecoveryStatus(
+        attempt=one.attempt, next_attempt=one.next_attempt, failed=wall(one.began_ms / 1000),
+        recovered=None if one.ended_ms is None else wall(one.ended_ms / 1000),
+        rung=None if one.rung is None else one.rung.value, whole_s=one.whole_ms / 1000,
+        parts=RecoveryParts(**{f"{part.value}_s": ms / 1000 for part, ms in one.parts_ms.items()}),
+        lost_steps=one.lost_steps_count,
+        lost_gpu_s=None if one.lost_gpu_s is None else round(one.lost_gpu_s, 3),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The timeline of a run: its decisions record by record, and its jobs one after the other.
+"""The timeline of a run: its decisions record by record, as they come or all at once, and its jobs one after the other.
 
 Which records matter to somebody who only wants to know what happened is decided here; their words are the display's.
 """
@@ -13,6 +13,8 @@ import msgspec
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaims
+from gangrun.adapters.fs.journal import JournalFollower
+from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.actions import EndJob, SubmitSuccessor
 from gangrun.core.events import Event
 from gangrun.core.nodeset import natural_sort
@@ -76,24 +78,72 @@ class TimelineEntry:
     meanwhile: Meanwhile | None = None  # since the last entry that matters
 
 
+class TimelineReader:
+    """Takes the records of a run one by one, in their order."""
+
+    def __init__(self) -> None:
+        self._attempt, self._meanwhile = -1, Meanwhile()
+
+    def entry(self, record: Record) -> TimelineEntry:
+        """The next record as an entry; if it does not matter, it is counted in the next one that does."""
+        newest = record.patch.get("attempt", self._attempt)
+        self._attempt = newest if isinstance(newest, int) else self._attempt
+        matters, meanwhile = _matters(record), self._meanwhile
+        if matters:
+            self._meanwhile = Meanwhile()
+        elif record.outcome == "applied":
+            meanwhile.add(record.kind, record.event)
+        return TimelineEntry(record, _event(record), self._attempt, matters, meanwhile if matters else None)
+
+    def rest(self, last: Record) -> TimelineEntry | None:
+        """What was counted after the newest entry that matters."""
+        if self._meanwhile == Meanwhile():
+            return None
+        nothing = Record(last.v, last.term, last.n, last.at, last.wall, kind="", was=last.phase, phase=last.phase)
+        return TimelineEntry(nothing, None, self._attempt, meanwhile=self._meanwhile)
+
+
 def timeline_of(records: Iterable[Record]) -> list[TimelineEntry]:
     """Every record as an entry; those that do not matter are marked, and counted in the next one that does."""
-    entries: list[TimelineEntry] = []
-    attempt, meanwhile = -1, Meanwhile()
-    for record in records:
-        newest = record.patch.get("attempt", attempt)
-        attempt = newest if isinstance(newest, int) else attempt
-        matters = _matters(record)
-        if not matters and record.outcome == "applied":
-            meanwhile.add(record.kind, record.event)
-        entries.append(TimelineEntry(record, _event(record), attempt, matters, meanwhile if matters else None))
-        if matters:
-            meanwhile = Meanwhile()
-    if entries and meanwhile != Meanwhile():
-        last = entries[-1].record  # nothing that matters came after it
-        nothing = Record(last.v, last.term, last.n, last.at, last.wall, kind="", was=last.phase, phase=last.phase)
-        entries.append(TimelineEntry(nothing, None, attempt, meanwhile=meanwhile))
-    return entries
+    timeline = TimelineReader()
+    entries = [timeline.entry(record) for record in records]
+    rest = timeline.rest(entries[-1].record) if entries else None
+    return entries if rest is None else [*entries, rest]
+
+
+SEQS_PER_TERM = 1_000_000_000  # records of one term: a month of one per millisecond would not fill it
+
+
+def seq_of(record: Record) -> int:
+    """The number of a record in the whole run: it grows, never changes, and needs no count of what was before."""
+    return record.term * SEQS_PER_TERM + record.n
+
+
+class EventFeed:
+    """The entries of one run, each once, as its supervisors write them: over all terms and jobs, read-only."""
+
+    def __init__(self, paths: RunPaths, since: int = -1, *, everything: bool = False) -> None:
+        self._paths, self._everything = paths, everything
+        self.seq = since  # of the newest record that was given
+        self._begin()
+
+    def _begin(self) -> None:
+        self._journal, self._timeline = JournalFollower(self._paths, Disk()), TimelineReader()
+
+    def poll(self) -> list[TimelineEntry]:
+        """What is new; after an ``OSError`` the next call gives it."""
+        try:
+            records = self._journal.poll()
+        except OSError:
+            self._begin()  # this one may have lost records
+            raise
+        found = [entry for record in records if seq_of((entry := self._timeline.entry(record)).record) > self.seq]
+        self.seq = max((seq_of(entry.record) for entry in found), default=self.seq)
+        return [entry for entry in found if self._everything or entry.matters]
+
+    def notes(self) -> tuple[str, ...]:
+        """What could not be read."""
+        return self._journal.notes(final=True)
 
 
 def _matters(record: Record) -> bool:

@@ -65,6 +65,18 @@ class HealthSpec(msgspec.Struct, frozen=True):
     commands: dict[str, Any] = {}  # the site's own checks, as ``[health.commands]`` has them
 
 
+# "attention": a person must do something; such news is never held back
+NEWS = ("started", "recovered", "attention", "finished", "eta")
+
+
+class NotifySpec(msgspec.Struct, frozen=True):
+    """What people are told of the run, and by which services; their addresses hold tokens and lie with the keys."""
+
+    services: tuple[str, ...] = ()  # the scheme of each address, such as "slack"
+    on: tuple[str, ...] = NEWS
+    every_s: float = 300.0  # at most one message of each kind
+
+
 class JobLine(msgspec.Struct, frozen=True):
     """What the shell of one job makes of the run's command, and where it stood then."""
 
@@ -104,6 +116,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     log: LogSpec = LogSpec()
     health: HealthSpec = HealthSpec()
     policy: Policy = Policy()
+    notify: NotifySpec = NotifySpec()
     environment: dict[str, str] = {}  # --env and --env-file, secrets left out
     secret_names: tuple[str, ...] = ()  # names whose values travel by inheritance only
     created_wall: float = 0.0

@@ -53,6 +53,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     line: str = ""  # COMMAND as the job's shell is to expand it, if there is such a script
     needs_python: bool = False  # the ranks' command is whatever ``python`` the setup lines leave on PATH
     requeue: Requeue = Requeue.RESUBMIT
+    tells_people: bool = False  # a batch script that stops before anything of ours runs has them told
 
 
 def comment(run: str, seq: int) -> str:

@@ -21,7 +21,7 @@ from gangrun.cli.train import RUN_COMMON
 from gangrun.config.settings import GROUPS, SETTINGS, Setting
 from gangrun.config.slurm_options import ALL_SETTINGS
 from gangrun.core.policy import HangPolicy, Policy, Timing, TrendPolicy
-from gangrun.display.explain_page import Explanation
+from gangrun.display.explain_page import Explanation, RunEvent
 from gangrun.launch.local import DetachedRun
 from gangrun.launch.node_history import ClearedNodes, KnownNodes
 from gangrun.launch.prune import PruneReport
@@ -140,6 +140,7 @@ PRINTED: dict[str, type[msgspec.Struct]] = {
     "checkpoints": CheckpointList,
     "config": ConfigReport,
     "drain": DrainReport,
+    "events": RunEvent,
     "explain": Explanation,
     "logs --errors": Failures,
     "nodes": KnownNodes,

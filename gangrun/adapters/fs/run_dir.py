@@ -80,6 +80,16 @@ class RunPaths:
         return self.keys / "client.json"
 
     @property
+    def notify_addresses(self) -> Path:
+        """Where the run is told; they hold tokens."""
+        return self.keys / "notify.json"
+
+    @property
+    def notifications(self) -> Path:
+        """What was told so far, and what could not be."""
+        return self.machine / "notifications.json"
+
+    @property
     def terms(self) -> Path:
         """Folder of claims, acts and counters."""
         return self.machine / "terms"
@@ -383,6 +393,40 @@ def read_save_order(disk: Disk, paths: RunPaths) -> SaveOrder | None:
         return msgspec.json.decode(disk.read(paths.save_order), type=SaveOrder)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None
+
+
+class NotificationLog(msgspec.Struct, frozen=True, kw_only=True):
+    """What the notifiers of a run have told, one after the other; each news has a key."""
+
+    schema: int = 1
+    told: tuple[str, ...] = ()
+    promised_end: float | None = None  # by the wall clock, to which a later estimate is compared
+    failed: int = 0  # that no service took, however often it was tried
+    why: str = ""  # of the newest of them
+
+
+def note_notifications(disk: Disk, paths: RunPaths, log: NotificationLog) -> None:
+    """Write it down whole."""
+    target = paths.notifications
+    disk.replace(target, msgspec.json.encode(log) + b"\n", paths.temporary(target, "new"))
+
+
+def read_notifications(disk: Disk, paths: RunPaths) -> NotificationLog:
+    """What is there; nothing was told yet if none can be read."""
+    try:
+        return msgspec.json.decode(disk.read(paths.notifications), type=NotificationLog)
+    except (OSError, msgspec.MsgspecError):
+        return NotificationLog()
+
+
+def write_notify_addresses(disk: Disk, paths: RunPaths, addresses: tuple[str, ...]) -> None:
+    """Once, beside the keys, and as private."""
+    disk.write_new(paths.notify_addresses, msgspec.json.encode(addresses) + b"\n")
+
+
+def read_notify_addresses(disk: Disk, paths: RunPaths) -> tuple[str, ...]:
+    """Where the run is told. ``OSError``, ``msgspec.MsgspecError``: they cannot be read."""
+    return msgspec.json.decode(disk.read(paths.notify_addresses), type=tuple[str, ...])
 
 
 class CancelMark(msgspec.Struct, frozen=True):

@@ -96,6 +96,43 @@ def _parsed(said: str, complained: str, code: int) -> Any:
         return {"absent": "the answer made no sense"}
 
 
+@dataclass(slots=True)
+class HeldChild:
+    """A child in a session of its own that hears at its standard input when its parent has gone, or lets it go."""
+
+    _child: subprocess.Popen[bytes]
+
+    @staticmethod
+    def start(argv: Sequence[str], environment: Mapping[str, str]) -> HeldChild | None:
+        """It says nothing. None if no process can be started."""
+        try:
+            child = subprocess.Popen(
+                list(argv), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                env=dict(environment), start_new_session=True,
+            )  # fmt: skip
+        except OSError:
+            return None
+        return HeldChild(child)
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._child.pid
+
+    def end(self, words: bytes, within_s: float) -> None:
+        """Let it go with these last words; killed if it has not ended by then."""
+        pipe = self._child.stdin
+        assert pipe is not None
+        with contextlib.suppress(OSError):  # it has ended already
+            pipe.write(words)
+            pipe.close()
+        try:
+            self._child.wait(within_s)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+
+
 @dataclass(frozen=True, slots=True)
 class ChildEnd:
     """How a process ended; ``code`` is negative for a signal, None where it had to be killed at the deadline."""

@@ -39,6 +39,7 @@ class LocalHosts:
     environment: Mapping[str, str]
     logs: Mapping[str, Path]
     hear: Callable[[str], bool] = lambda line: True  # each line they say; whether to keep it. Called from threads
+    spared: tuple[int, ...] = ()  # other children of this process
     _pumps: list[threading.Thread] = field(default_factory=list)
     _children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _life_read: int = -1
@@ -110,14 +111,14 @@ class LocalHosts:
     def sweep(self) -> list[str]:
         """Kill processes below us that belong to no living warden; returns what would not die."""
         mine = os.getpid()
-        keep = [child.pid for child in self._children.values()]
+        keep = [*self.spared, *(child.pid for child in self._children.values())]
         left = processes.kill_until_none(
             lambda: processes.descendants([mine], processes.process_table(), keep), 5.0, self._reap_orphans
         )
         return [str(proc) for proc in left]
 
     def _reap_orphans(self) -> None:
-        known = {child.pid for child in self._children.values()}
+        known = {*self.spared, *(child.pid for child in self._children.values())}
         for proc in list(processes.process_table().values()):
             if proc.parent == os.getpid() and proc.pid not in known and proc.state == "Z":
                 try:

@@ -26,6 +26,7 @@ LINE_MAX_BYTES = 8000  # of an #SBATCH line; sbatch copies its words into a buff
 HARMLESS_SIGNAL = "B:URG@60"  # to the batch shell alone, which ignores it: submitit would ask for one that kills ranks
 FIRST_JOB_ONLY = frozenset({"begin", "hold"})  # a successor that waits for tomorrow, or for a person, is no successor
 EXIT_SETUP = 3
+STOPPED_WITHIN_S = 40  # to tell people
 
 # sbatch had sent the request when it gave up: the job may exist. "connect failure" is not among them.
 _HALFWAY = (
@@ -82,9 +83,12 @@ class Runs(Protocol):
 
 def script(
     submission: Submission, places: Places, seq: int, command: Sequence[str], *,
-    exclude: Sequence[str] = (), dependency: str = "",
+    exclude: Sequence[str] = (), dependency: str = "", when_stopped: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """The exact text for job ``seq``, which ends by becoming ``command``; ``Unfit`` where it cannot be written."""
+    """The exact text for job ``seq``, which ends by becoming ``command``; ``Unfit`` where it cannot be written.
+
+    ``when_stopped``: the command that is run if it stops before that.
+    """
     asked = _asked(submission, seq, exclude, dependency)
     for key, value in {**asked, "job-name": submission.job_name, "chdir": submission.working_directory}.items():
         _fit(key, value)
@@ -98,7 +102,7 @@ def script(
         wckey=None,
         use_srun=False,
         stderr_to_stdout=True,
-        setup=_setup(submission, places, seq),
+        setup=_setup(submission, places, seq, when_stopped),
         additional_parameters={
             **{key: True if value is None else _word(value) for key, value in asked.items()},
             "signal": HARMLESS_SIGNAL,
@@ -116,13 +120,14 @@ def script(
 
 def submit(
     submission: Submission, places: Places, seq: int, command: Sequence[str], tools: Runs, *,
-    exclude: Sequence[str] = (), dependency: str = "", hear: Callable[[str], None] = lambda words: None,
+    exclude: Sequence[str] = (), dependency: str = "", when_stopped: Sequence[str] = (),
+    hear: Callable[[str], None] = lambda words: None,
 ) -> str:  # fmt: skip
     """Send job ``seq``; its job id. ``SbatchRefused``: no job exists; ``Unknown``: one may; or ``Unfit``, ``OSError``.
 
     ``hear`` gets what sbatch had to say although it took the job.
     """
-    text = script(submission, places, seq, command, exclude=exclude, dependency=dependency)
+    text = script(submission, places, seq, command, exclude=exclude, dependency=dependency, when_stopped=when_stopped)
     path = _written(places.batch_scripts, f"job-{seq}.sh", text)
     executor = _Executor(places.batch_scripts)
     answer = tools.run(executor.sbatch(path), SENT_WITHIN_S)
@@ -229,7 +234,7 @@ def _output(places: Places) -> str:
     return text.replace("%", "%%").replace(_ANY_JOB, "%j")
 
 
-def _setup(submission: Submission, places: Places, seq: int) -> list[str]:
+def _setup(submission: Submission, places: Places, seq: int, when_stopped: Sequence[str]) -> list[str]:
     """Shell lines that run before anything of ours, each checked; why they stopped is left in the run directory."""
     lines = [
         f"gangrun_note={shlex.quote(str(places.setup_failed(seq)))}",
@@ -237,6 +242,11 @@ def _setup(submission: Submission, places: Places, seq: int) -> list[str]:
         "  trap - EXIT",
         "  printf 'gangrun: %s\\n' \"$1\" >&2",
         '  printf \'%s\\n\' "$1" >"$gangrun_note"',
+        *(
+            [f"  timeout {STOPPED_WITHIN_S} {shlex.join(when_stopped)} </dev/null >/dev/null 2>&1"]
+            if when_stopped
+            else []
+        ),
         f"  exit {EXIT_SETUP}",
         "}",
         'rm -f "$gangrun_note"',

@@ -1,0 +1,66 @@
+"""Keeps a notifier beside the process that owns a run: its child, which reads the run directory and sends messages.
+
+No decision of the run and no loop waits for it. It may hang or die: then messages are missing, and nothing else. The
+owner tells it how the run ended, since a run may end with no supervisor left to write that down.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.adapters.local.children import HeldChild
+from gangrun.adapters.notify.services import Services, is_installed
+from gangrun.entry.wiring import own_command
+from gangrun.errors import UserError
+from gangrun.wire.spec import RunSpec
+
+LEAVES_WITHIN_S = 25.0  # a message may take 20 s
+
+
+class OwnerEnd(msgspec.Struct, frozen=True):
+    """How the owner of a run leaves it: its exit code, and why if it has nothing to do with what a supervisor wrote."""
+
+    code: int
+    why: str = ""
+
+
+def refuse_unusable(addresses: tuple[str, ...]) -> None:
+    """``UserError`` if no message could be sent there."""
+    if not addresses:
+        return
+    if not is_installed():
+        words = "--notify needs the package apprise, which is not installed"
+        raise UserError("notify", words, "pip install 'gangrun[notify]'")
+    if unknown := Services(addresses).unknown:
+        words = f"--notify: apprise does not understand the address of {', '.join(unknown)}"
+        raise UserError("notify", words, "apprise's documentation lists the addresses of its services")
+
+
+@dataclass(slots=True)
+class Notifier:
+    """The notifier of one run, or none."""
+
+    child: HeldChild | None = None
+
+    @staticmethod
+    def of(spec: RunSpec, paths: RunPaths, variables: Mapping[str, str]) -> Notifier:
+        """Start it, if the run is to be told anywhere."""
+        if not spec.notify.services:
+            return Notifier()
+        command = own_command("gangrun.entry.notifier", ["--run-dir", str(paths.root)], sys.executable)
+        return Notifier(HeldChild.start(command, variables))
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Whom a sweep must spare."""
+        return () if self.child is None else (self.child.pid,)
+
+    def over(self, code: int, why: str = "") -> None:
+        """The owner is done; what is still to be told gets a little time."""
+        if self.child is not None:
+            self.child.end(msgspec.json.encode(OwnerEnd(code, why)), LEAVES_WITHIN_S)

@@ -17,6 +17,8 @@ NODE_RANKS_MAX_COUNT = 1024
 GROUP_MAX_COUNT = 128  # nodes that code together: up to twice as many do, and the field has 256 elements
 ON_ANOMALY = ("alert", "checkpoint", "rollback")
 SAVERS = ("checkpointer", "rank0", "all")
+REFILLS = {"off": None, "spare": 0.0}
+REFILL_MAX_S = 7 * 24 * 3600.0
 SAVE_SIGNALS = ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "URG")
 _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d)?\s*")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?")
@@ -229,6 +231,19 @@ def notify_kinds(value: object) -> tuple[str, ...]:
         if word not in NEWS:
             raise BadValue(f"{word!r} is not one of {', '.join(NEWS)}")
     return tuple(one for one in NEWS if one in asked)
+
+
+def refill(value: object) -> float | None:
+    """None for off, 0.0 for spare, the seconds of wait:MINUTES."""
+    word, _, minutes = str(value).strip().lower().partition(":")
+    if word in REFILLS and not minutes:
+        return REFILLS[word]
+    if word != "wait" or not minutes:
+        raise BadValue(f"{value!r} is not one of off, spare, wait:MINUTES", "write wait:10 for ten minutes")
+    seconds = 60.0 * positive_span_s(converted(minutes, float, "a number of minutes"))
+    if seconds > REFILL_MAX_S:
+        raise BadValue(f"{value!r} is longer than a week", "nodes that are held cost what nodes at work cost")
+    return seconds
 
 
 def memory_protection(value: object) -> str:

@@ -117,6 +117,11 @@ SETTINGS: tuple[Setting, ...] = (
         0, "policy.jobs_max_count", zero="no limit",
     ),
     Setting(
+        "refill", ValueKind(parsers.refill, "off|spare|wait:MINUTES"), RECOVERY,
+        "Slurm: replace missing nodes by one-node jobs; wait = hold the other nodes meanwhile",
+        None, "policy.refill_wait_s", told_default="off",
+    ),
+    Setting(
         "max_restarts", COUNT, RECOVERY, "Restarts allowed for the same cause before progress resets the count",
         3, "policy.restarts_max_count",
     ),

@@ -100,6 +100,29 @@ class SubmitSuccessor:
 
 
 @dataclass(frozen=True, slots=True)
+class SubmitRefill:
+    """Ask the scheduler for a one-node job that brings a node to this job (rung 4), and watch it: ``RefillQueued``,
+    ``RefillUnknown`` or ``RefillEnded``. ``job``: its number, if it is known to be there: then it is only watched.
+    """
+
+    number: int
+    seq: int  # place of the job that gets the node
+    exclude: tuple[str, ...]
+    reason: str
+    job: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRefill:
+    """Have the scheduler end a refill, whether it waits or has its node. Nothing is answered: its own batch script
+    leaves as soon as it reads that it is not wanted.
+    """
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class BringSteps:
     """Have these nodes write the newest whole step of ``attempt`` in their memory above ``above_step`` to the disk;
     ``StepBrought``.
@@ -114,8 +137,8 @@ class BringSteps:
 
 @dataclass(frozen=True, slots=True)
 class EndJob:
-    """Dismiss the agents and end this job; ``phase`` is what the job's state must tell. What was set aside from the
-    paths ``put_back`` goes back there.
+    """Dismiss the agents and end this job with all its refills; ``phase`` is what the job's state must tell. What was
+    set aside from the paths ``put_back`` goes back there.
     """
 
     phase: Phase
@@ -135,9 +158,11 @@ Action = (
     | ProbeNode
     | BringSteps
     | SubmitSuccessor
+    | SubmitRefill
+    | CancelRefill
     | EndJob
 )
-TICKETED = (SealAttempts, ChooseResume, StartGang, BringSteps, SubmitSuccessor, EndJob)
+TICKETED = (SealAttempts, ChooseResume, StartGang, BringSteps, SubmitSuccessor, SubmitRefill, CancelRefill, EndJob)
 
 
 @dataclass(frozen=True, slots=True)

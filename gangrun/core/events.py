@@ -34,6 +34,7 @@ class AgentJoined:
     boot_id: str
     slots_count: int
     addresses: tuple[str, ...] = ()
+    refill: int = 0  # which refill brought its node; 0: it is the job's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class AgentRejoined:
     slots_count: int
     why: str = ""
     addresses: tuple[str, ...] = ()
+    refill: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +411,32 @@ class ActUnknown:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class RefillQueued:
+    """A refill is in the queue, or has its node. ``waits``: why it waits, in the scheduler's words."""
+
+    number: int
+    job: str
+    waits: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RefillUnknown:
+    """Nobody knows yet whether a refill was made: a timeout, and nothing in the queue afterwards."""
+
+    number: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefillEnded:
+    """A refill was refused, or its job is over. ``cancelled``: a person ended it (scancel)."""
+
+    number: int
+    why: str
+    cancelled: bool = False
+
+
 Event = (
     AgentJoined
     | AgentRejoined
@@ -449,6 +477,9 @@ Event = (
     | ActDone
     | ActFailed
     | ActUnknown
+    | RefillQueued
+    | RefillUnknown
+    | RefillEnded
 )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 from gangrun.core.model import TERMINAL, Phase, Placement, RunState, StartStage
-from gangrun.core.nodes import quarantine, standing
+from gangrun.core.nodes import quarantine, refilling, standing
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import budget
 
@@ -23,6 +23,7 @@ _NEVER_DECREASING: Mapping[str, Callable[[RunState], float]] = {
     "observed_step": lambda state: state.checkpoints.observed_step,
     "generation": lambda state: state.timers.generation,
     "updated_at": lambda state: state.updated_at,
+    "refills_count": lambda state: state.roster.refills_count,
 }
 
 
@@ -34,6 +35,7 @@ def check(previous: RunState | None, current: RunState, policy: Policy) -> tuple
             *_monotonic(previous, current),
             *_exclusions(previous, current, policy),
             *_starting(previous, current),
+            *_refills(previous, current),
         ]
     return tuple(broken)
 
@@ -98,6 +100,15 @@ def _exclusions(previous: RunState, current: RunState, policy: Policy) -> Iterat
     cap = quarantine.cap_count(len(current.roster.nodes), policy)
     if recent > cap:
         yield f"I9: {recent} nodes excluded within an hour, the cap is {cap}"
+
+
+def _refills(previous: RunState, current: RunState) -> Iterator[str]:
+    """No more are asked for than nodes are missing."""
+    if current.roster.refills_count <= previous.roster.refills_count:
+        return
+    count, missing_count = len(refilling.on_their_way(current)), refilling.missing_count(current, current.updated_at)
+    if count > missing_count:
+        yield f"I7: {count} refills are on their way, and {missing_count} nodes are missing"
 
 
 def _starting(previous: RunState, current: RunState) -> Iterator[str]:

@@ -250,7 +250,13 @@ class Node:
     tested: str = ""  # what they did when they were put to work last, where all came out right
     taken: str = ""  # how the scheduler took it out of this job, if it did
     addresses: tuple[str, ...] = ()  # of its interfaces: error texts name them
+    refill: int = 0  # which refill brought it; 0: it is the job's own. Only those have a voice in who is supervisor
     broken_slots: tuple[BrokenSlot, ...] = ()
+
+    @property
+    def counts(self) -> bool:
+        """Does its agent's word count for a majority? A node that a refill brought is in another job of Slurm's."""
+        return not self.lost and not self.refill
 
     @property
     def whole_slots(self) -> tuple[int, ...]:
@@ -420,6 +426,26 @@ class Attempt:
     ready_s: float = 0.0  # from the launch to the first step that ranks told; 0: not known
 
 
+class RefillStage(Enum):
+    """How far a refill is."""
+
+    ASKED = "asked"  # the scheduler has not confirmed it
+    QUEUED = "queued"  # it is in the queue, or its node has not joined yet
+    HERE = "here"  # its node has joined
+
+
+@dataclass(frozen=True, slots=True)
+class Refill:
+    """A small job of the run that brings one node to this job. Its number is used once in a run."""
+
+    number: int
+    since: float  # when it was asked for
+    stage: RefillStage = RefillStage.ASKED
+    job: str = ""  # the scheduler's number, once known
+    waits: str = ""  # why it waits, in the scheduler's words
+    node: str = ""  # that it brought
+
+
 @dataclass(frozen=True, slots=True)
 class Roster:
     """The nodes of this job."""
@@ -429,6 +455,10 @@ class Roster:
     absent: Mapping[str, Absence] = field(default_factory=dict)
     alone: bool = False  # no agent of this job lives, and none will come
     waited_for_nodes: bool = False  # once since the last launch; a second time nobody is waited for
+    refills: tuple[Refill, ...] = ()  # that are wanted, oldest first
+    refills_count: int = 0  # that the run has asked for, in all jobs: their numbers
+    refill_failures_count: int = 0  # in a row that brought no node to this job
+    refill_until: float = 0.0  # until then the job holds its nodes for a refill; 0: it has not begun to wait
 
 
 @dataclass(frozen=True, slots=True)

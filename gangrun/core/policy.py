@@ -104,6 +104,9 @@ class Policy:
     saves_with: Savers | None = None  # who writes checkpoints; None: told by their format
     can_requeue: bool = False  # is there a scheduler behind us
     keeps_memory: bool = False  # steps are kept in the nodes' memory: before a job ends they are brought to the disk
+    # None: no refills, one-node jobs for missing nodes once no spare is left. Else the job holds its healthy nodes so
+    # long for one if they are too few; 0: not at all, and a refill only becomes a spare.
+    refill_wait_s: float | None = None
     observe: bool = False  # decide and tell; after the first start stop nothing that lives, start nothing that died
 
     def __post_init__(self) -> None:
@@ -166,6 +169,8 @@ def check(policy: Policy) -> None:
         "jobs_max_count": " (0: no limit)",
         "restarts_max_count": "",
     }
+    if policy.refill_wait_s is not None:
+        zero_means["refill_wait_s"] = " (0: no wait)"
     for name, zero in zero_means.items():
         if not getattr(policy, name) >= 0:
             raise PolicyError(f"{name} = {getattr(policy, name)} must not be negative{zero}")

@@ -92,7 +92,15 @@ def seen(event: ev.Event, at: float) -> str:
             return _of_progress(event)
         case ev.AnomalySeen(anomaly=found):
             return f"rank {event.rank} on {event.node} reported a {found.what} of {found.value} at step {found.step}"
-        case ev.Notice() | ev.ActDone() | ev.ActFailed() | ev.ActUnknown():
+        case (
+            ev.Notice()
+            | ev.ActDone()
+            | ev.ActFailed()
+            | ev.ActUnknown()
+            | ev.RefillQueued()
+            | ev.RefillUnknown()
+            | ev.RefillEnded()
+        ):
             return _of_the_scheduler(event)
         case ev.DeadlinePassed(name=name):
             return f"the time limit for {_DEADLINES.get(name, name)} has passed"
@@ -240,7 +248,12 @@ def _stacks(stacks: Iterable[RankStack]) -> str:
     return "; ".join(f"{ranks_words(ranks)} in {frame}" for frame, ranks in groups.items()) or "no rank answered"
 
 
-def _of_the_scheduler(event: ev.Notice | ev.ActDone | ev.ActFailed | ev.ActUnknown) -> str:
+_OfTheScheduler = (
+    ev.Notice | ev.ActDone | ev.ActFailed | ev.ActUnknown | ev.RefillQueued | ev.RefillUnknown | ev.RefillEnded
+)
+
+
+def _of_the_scheduler(event: _OfTheScheduler) -> str:
     match event:
         case ev.Notice(asking=True):
             return "an agent received SIGTERM; asking the scheduler for the reason"
@@ -252,6 +265,13 @@ def _of_the_scheduler(event: ev.Notice | ev.ActDone | ev.ActFailed | ev.ActUnkno
             return f"{event.what} failed: {event.why}"
         case ev.ActUnknown():
             return f"it is not known whether {event.what} was done: {event.why}"
+        case ev.RefillQueued():
+            waits = f"waits in the queue ({event.waits})" if event.waits else "has its node"
+            return f"refill {event.number} is job {event.job}, which {waits}"
+        case ev.RefillUnknown():
+            return f"it is not known whether the scheduler took refill {event.number}: {event.why}"
+        case ev.RefillEnded():
+            return f"refill {event.number} is over: {event.why}"
 
 
 def done(action: act.Action) -> str:
@@ -291,6 +311,12 @@ def done(action: act.Action) -> str:
             curable = fold(node for node, _ in action.if_booted)
             unless = f" ({curable} if it has not booted since)" if curable else ""
             return f"asked the scheduler for job {action.seq} of this run{without}{unless}"
+        case act.SubmitRefill():
+            if action.job:
+                return f"looked for refill {action.number} (job {action.job})"
+            return f"asked the scheduler for one more node for job {action.seq} of this run (refill {action.number})"
+        case act.CancelRefill():
+            return f"cancelled refill {action.number}: {action.reason}"
         case act.EndJob():
             back = f", and put back {listed(action.put_back)}" if action.put_back else ""
             return f"ended this job as {action.phase.value} (exit code {action.exit_code}){back}"

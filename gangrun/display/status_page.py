@@ -28,6 +28,7 @@ from gangrun.display.text import (
 from gangrun.display.times import ago_words, clock_words, span_words, when_words
 from gangrun.runs.rank_output import LOST_WORDS
 from gangrun.runs.saves import SavesStatus
+from gangrun.runs.slurm_queue import REASONS
 from gangrun.runs.status import (
     AlertStatus,
     AttemptStatus,
@@ -37,6 +38,7 @@ from gangrun.runs.status import (
     JobStatus,
     MemoryProtection,
     RecoveryStatus,
+    RefillStatus,
     Status,
     UnreadableRun,
 )
@@ -82,6 +84,9 @@ def page(status: Status, look: PageFormat) -> list[str]:
         first = f"  {label.ljust(LABEL_CHARS)}"
         lines += wrapped(text, look.columns, first, " " * len(first))
     lines += excluded_lines(status.excluded, look)
+    for one in status.refills:
+        first = f"  {'refill'.ljust(LABEL_CHARS)}"
+        lines += wrapped(refill_words(one), look.columns, first, " " * len(first))
     lines += _attempts(status, look)
     if status.recoveries:
         older = len(status.recoveries) - RECOVERIES_SHOWN_COUNT
@@ -277,6 +282,19 @@ def failure_words(saves: SavesStatus | None, now: float) -> str:
     failed = saves.failed
     row = f" ({failed.in_a_row} saves in a row failed)" if failed.in_a_row > 1 else ""
     return f"the newest save failed {ago_words(failed.at, now)}: {clean(failed.why)}{row}"
+
+
+def refill_words(refill: RefillStatus) -> str:
+    """Where one refill is, and what it waits for."""
+    if refill.node is not None:
+        return f"{refill.number}: job {refill.job or '?'} brought {clean(refill.node)}"
+    if refill.job is None:
+        return f"{refill.number}: Slurm is being asked for one node more"
+    if not refill.waits:
+        return f"{refill.number}: job {refill.job} has its node, whose agent has not joined yet"
+    meaning = REASONS.get(refill.waits, "")
+    why = f"{refill.waits}: {meaning}" if meaning else refill.waits
+    return f"{refill.number}: job {refill.job} waits in the queue for one node ({clean(why)})"
 
 
 def excluded_lines(excluded: Sequence[ExcludedNode], look: PageFormat) -> list[str]:

@@ -61,6 +61,7 @@ class AgentArguments:
     roster: tuple[str, ...]  # the nodes of this job; empty: those of the spec
     line: JobLine | None = None
     terminal: str = ""  # for the rank that is debugged
+    refill: int = 0  # which refill brought this node; 0: it is the job's own
 
 
 def arguments_of(words: list[str]) -> AgentArguments:
@@ -74,11 +75,12 @@ def arguments_of(words: list[str]) -> AgentArguments:
     parser.add_argument("--roster", default="")
     parser.add_argument("--line", default="", help="what the job's shell made of the run's command, as JSON")
     parser.add_argument("--terminal", default="", help="terminal for the rank that is debugged")
+    parser.add_argument("--refill", type=int, default=0, help="which refill brought this node")
     found = parser.parse_args(words)
     line = msgspec.json.decode(found.line, type=JobLine) if found.line else None
     is_founder = found.founder == found.node
     roster = unfold(found.roster)
-    return AgentArguments(found.run_dir, found.node, found.job, is_founder, roster, line, found.terminal)
+    return AgentArguments(found.run_dir, found.node, found.job, is_founder, roster, line, found.terminal, found.refill)
 
 
 def config_of(
@@ -98,6 +100,7 @@ def config_of(
         previous_died=previous_died,
         nofile_hard=net.nofile_hard,
         addresses=addresses(),
+        refill=arguments.refill,
     )
 
 

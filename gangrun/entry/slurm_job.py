@@ -38,23 +38,17 @@ from gangrun.entry.wiring import clock_of, disk_of
 from gangrun.errors import UserError
 from gangrun.launch.exclusive import refuse_lasting_company
 from gangrun.launch.notifier import Notifier
-from gangrun.launch.slurm_batch_job import Allocation, allocation_of, note_stopped
+from gangrun.launch.slurm_batch_job import EXIT_CANCELLED, Allocation, allocation_of, note_stopped, srun_options
 from gangrun.launch.slurm_job_owner import EXIT_ELSEWHERE, EXIT_UNUSABLE, JobOwner
 from gangrun.node import processes
 from gangrun.node.speech import Voice
 from gangrun.runs.locate import entries_of
 from gangrun.wire.record import RecordError, replay
 from gangrun.wire.spec import JobLine, RunSpec, SpecError
-from gangrun.wire.submission import Submission, SubmissionError
+from gangrun.wire.submission import SubmissionError
 
-EXIT_CANCELLED = 130
 ASKED_FOR_S = 60.0  # a Slurm that starts jobs answers, sooner or later
 ASK_EVERY_S = 2.0
-
-
-def srun_options(submission: Submission) -> tuple[str, ...]:
-    """What the user asked of srun besides."""
-    return tuple(f"--{key}" if value is None else f"--{key}={value}" for key, value in submission.srun)
 
 
 def place_of(state: RunState | None, job: str, asked: int) -> int:

@@ -17,11 +17,12 @@ from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled, read_cancelled
 from gangrun.adapters.net.router import QueueMailbox
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.jobs import SlurmJobs, end_allocation
+from gangrun.adapters.slurm.refills import SlurmRefills
 from gangrun.adapters.slurm.scheduler import SchedulerRefused, SchedulerSilent, SlurmScheduler
 from gangrun.adapters.slurm.watch import JobWatch
 from gangrun.config import environment
 from gangrun.core import events
-from gangrun.core.actions import Action, EndJob
+from gangrun.core.actions import Action, CancelRefill, EndJob, SubmitRefill
 from gangrun.core.events import ActDone, ActFailed, Stamped
 from gangrun.core.model import Phase
 from gangrun.core.nodeset import NodesetError, unfold
@@ -46,6 +47,7 @@ class SlurmSide:
     submission: Submission
     scheduler: SlurmScheduler
     jobs: SlurmJobs
+    refills: SlurmRefills | None  # None: this run asks for none
     watch: JobWatch
     absent: AbsentWatch
     say: Callable[[str], None]
@@ -58,6 +60,8 @@ class SlurmSide:
     def start(self) -> None:
         """Begin to watch and to answer."""
         self.jobs.start()
+        if self.refills is not None:
+            self.refills.start()
         self.watch.start()
         self.absent.start()
 
@@ -65,11 +69,16 @@ class SlurmSide:
         """Nothing more is asked or posted."""
         self.watch.close()
         self.absent.over.set()
+        if self.refills is not None:
+            self.refills.close()
         self.jobs.close()
 
     def submit(self, act: tuple[int, int], action: Action) -> None:
         """``ports.Jobs.submit``."""
-        self.jobs.submit(act, action)
+        if not isinstance(action, SubmitRefill | CancelRefill):
+            self.jobs.submit(act, action)
+        elif self.refills is not None:
+            self.refills.submit(action)
 
     def look(self) -> None:
         """``ports.Jobs.look``."""
@@ -94,6 +103,8 @@ class SlurmSide:
 
     def _end(self, act: tuple[int, int], action: EndJob, lost: tuple[str, ...]) -> None:
         why = self._mark(action.reason) if action.phase is Phase.CANCELLED else ""
+        if self.refills is not None:
+            self.refills.end_all()
         if self.claim.host in lost and self._is_ours() and not self._comes_back(action):
             self.say(f"{self.claim.host}, which held the batch script, is gone: ending job {self.claim.job} from here")
             wait = threading.Event().wait
@@ -150,6 +161,15 @@ def side_of(
         user_exclude=_names(submission.exclude),
     )  # fmt: skip
 
+    refills = None
+    if policy.refill_wait_s is not None:
+        resubmits = submission.requeue is Requeue.RESUBMIT
+        refills = SlurmRefills(
+            scheduler, batches.refill, run=paths.run, job_name=submission.job_name, post=mailbox.post, clock=clock,
+            cancelled=lambda: read_cancelled(disk, paths) is not None, say=say,
+            why_not="" if resubmits else "this run submits no jobs of its own",
+        )  # fmt: skip
+
     def lead_s(save_s: float) -> float:
         return policy.lead_s(save_s) + policy.stop_grace_s + LEAD_SLACK_S
 
@@ -163,7 +183,7 @@ def side_of(
         save_s=save_s,
     )  # fmt: skip
     watcher = AbsentWatch(paths, disk, claim.token, absent)
-    return SlurmSide(paths, disk, clock, mailbox, claim, submission, scheduler, jobs, watch, watcher, say)
+    return SlurmSide(paths, disk, clock, mailbox, claim, submission, scheduler, jobs, refills, watch, watcher, say)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ def warden_spec(
     node: str = NODE,
     roster: str = "",
     terminal: str = "",
+    refill: int = 0,
 ) -> dict[str, object]:
     """The spec of one node's warden; with ``NODE`` it is the same for all.
 
@@ -40,12 +41,14 @@ def warden_spec(
         node: the node's name.
         roster: the nodes of the job, folded; "" for those of the spec.
         terminal: what the rank that is debugged gets, if it is on this node.
+        refill: which refill brings this node; 0: it is the job's own.
     """
     common = ["--run-dir", str(paths.root), "--node", node, "--job", job, "--seq", str(seq)]
     common += ["--roster", roster] if roster else []
     line = JobLine(spec.working_directory, spec.command)
     told_line = ["--line", msgspec.json.encode(line).decode()] if spec.shell else []
     told_line += ["--terminal", terminal] if terminal else []
+    told_line += ["--refill", str(refill)] if refill else []
     told: dict[str, object] = {
         "agent": own_command("gangrun.entry.agent", [*common, "--founder", founder, *told_line], sys.executable),
         "supervisor": own_command("gangrun.entry.supervisor", common, sys.executable),

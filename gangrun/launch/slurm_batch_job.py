@@ -25,9 +25,10 @@ from gangrun.core.model import Failure
 from gangrun.core.nodeset import unfold
 from gangrun.entry.wiring import own_command
 from gangrun.runs.slurm_queue import stopped_note
-from gangrun.wire.submission import Submission
+from gangrun.wire.submission import Submission, refill_submission
 
 LOOK_EVERY_S = 0.5
+EXIT_CANCELLED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,11 @@ def allocation_of(variables: Mapping[str, str], host: str) -> Allocation:
         host=variables.get("SLURMD_NODENAME") or host,
         cpus_per_task=int(cpus) if cpus.isdecimal() else None,
     )
+
+
+def srun_options(submission: Submission) -> tuple[str, ...]:
+    """What the user asked of srun besides."""
+    return tuple(f"--{key}" if value is None else f"--{key}={value}" for key, value in submission.srun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,15 @@ class BatchJobs:
         )  # fmt: skip
         note_job_id(self.paths, seq, job)
         return job
+
+    def refill(self, seq: int, number: int, exclude: Sequence[str]) -> str:
+        """Send refill ``number`` of job ``seq``; its job id."""
+        from gangrun.adapters.slurm.submission import submit
+
+        arguments = ["--run-dir", str(self.paths.root), "--seq", str(seq), "--number", str(number)]
+        command = own_command("gangrun.entry.slurm_refill", arguments, self.submission.python)
+        asked = refill_submission(self.submission)
+        return submit(asked, self.paths, seq, command, self.tools, exclude=exclude, hear=self.hear, refill=number)
 
 
 def batch_jobs(paths: RunPaths, tools: Tools) -> BatchJobs:

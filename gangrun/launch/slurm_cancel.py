@@ -96,6 +96,8 @@ class CancelJobs:
 
     def _scancel(self, queue: Queue, *, kill: bool) -> None:
         jobs = [job for job in (*queue.waiting, *(queue.active if kill else ())) if job.seq is not None]
+        # Refills that have a node hold ranks: like the job that they serve, they are left to its supervisor.
+        jobs += [job for job in queue.refills if job.waits or kill or not queue.busy]
         names = [job.job for job in jobs if job.state != "COMPLETING"]
         if not names:
             return
@@ -119,13 +121,13 @@ class CancelJobs:
         if silent_since is not None and (spent or steady_now() - silent_since > SILENT_MAX_S):
             raise NotEnded(f"Slurm does not answer: {silent}", silent=True)
         if spent:
-            left = [job.job for job in (*queue.waiting, *queue.active)]
+            left = [job.job for job in (*queue.waiting, *queue.active, *queue.refills)]
             raise NotEnded(f"{_named(left)} {'is' if len(left) == 1 else 'are'} still there")
 
 
 def _is_done(reading: RunSnapshot, queue: Queue, *, had_nodes: bool, stuck: bool) -> bool:
     """Is nothing left that could do anything? ``stuck``: what is left has only been on its way out, for long."""
-    if queue.waiting:
+    if queue.waiting or any(job.state != "COMPLETING" for job in queue.refills):
         return False
     if reading.ended:
         return all(job.seq is None for job in queue.busy)  # an allocation that a user holds is his to give back

@@ -174,6 +174,7 @@ def _wish(found: ResolvedRequest, wall: float) -> PendingRun:
         script=found.request.body,
         line=found.line,
         tells_people=bool(draft.notify.services),
+        refills=draft.policy.refill_wait_s is not None,
         **asked,
     )
     try:

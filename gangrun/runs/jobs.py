@@ -22,7 +22,7 @@ from gangrun.config import environment
 from gangrun.core.model import Failure
 from gangrun.runs.slurm_queue import Queue, RunJob, in_order, place_of, read_stopped
 from gangrun.runs.times import UNCLAIMED_FOR_S, wall_now
-from gangrun.wire.submission import SubmissionError
+from gangrun.wire.submission import SubmissionError, refill_name, refill_of
 
 ANSWER_WITHIN_S = 5.0
 TAIL_BYTES = 4096
@@ -51,15 +51,17 @@ def ask(paths: RunPaths, run: str, owner: JobClaim | None, scheduler: SlurmSched
     if whose := _anothers(paths):
         return Queue(silent=whose)
     try:
-        name = read_submission(Disk(), paths).job_name
+        submission = read_submission(Disk(), paths)
+        name, refills = submission.job_name, submission.refills
     except RunDirError as error:  # it runs in an allocation that a user holds
         if owner is None:
             return Queue(silent=str(error).rstrip("."))
-        name = ""
+        name, refills = "", False
     except (OSError, SubmissionError) as error:
         return Queue(silent=str(error).rstrip("."))
     try:
         found = scheduler.jobs_named(name) if name else ()
+        found += scheduler.jobs_named(refill_name(name)) if refills else ()
         if owner is not None and owner.job.isdecimal() and owner.job not in {facts.job for facts in found}:
             held = scheduler.job(owner.job)
             found = (*found, held) if held is not None else found
@@ -101,9 +103,11 @@ def _anothers(paths: RunPaths) -> str:
 
 def queue_of(paths: RunPaths, run: str, owner: JobClaim | None, found: Iterable[JobFacts]) -> Queue:
     """The run's own among them, and what Slurm may have forgotten: its owner's, and the one that was to follow."""
-    jobs = []
+    jobs, refills = [], []
     for facts in found:
-        place = place_of(facts.comment)
+        place, refill = place_of(facts.comment), refill_of(facts.comment)
+        if refill is not None and refill[0] == run and not facts.ended:
+            refills.append(_job(facts, None))
         if place is not None and place[0] == run:
             jobs.append(_job(facts, place[1]))
         elif owner is not None and facts.job == owner.job:
@@ -119,7 +123,7 @@ def queue_of(paths: RunPaths, run: str, owner: JobClaim | None, found: Iterable[
         newest = ordered[-1]
         began = owner is not None and owner.job == newest.job
         ordered[-1] = replace(newest, began=began, last_words=_last_words(paths, newest.job, began))
-    return Queue(tuple(ordered), "", *_stopped(paths, ordered[-1].seq if ordered else None))
+    return Queue(tuple(ordered), "", *_stopped(paths, ordered[-1].seq if ordered else None), tuple(refills))
 
 
 def run_of(job: str) -> str:

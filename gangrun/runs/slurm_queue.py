@@ -112,6 +112,7 @@ class Queue:
     silent: str = ""
     stopped: str = ""  # why a batch script ended before it began
     stopped_by: Failure = Failure.SCRIPT
+    refills: tuple[RunJob, ...] = ()  # one-node jobs beside them, that are not over
 
     @property
     def waiting(self) -> tuple[RunJob, ...]:

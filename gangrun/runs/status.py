@@ -59,6 +59,16 @@ class ExcludedNode(msgspec.Struct, frozen=True, kw_only=True):
     until: float
 
 
+class RefillStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A one-node job that brings a node to the run's job."""
+
+    number: int
+    state: str  # asked, queued, here
+    job: str | None  # the scheduler's number, once known
+    waits: str  # why it waits in the queue, in the scheduler's words
+    node: str | None  # that it brought
+
+
 class DeviceTestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A node whose devices are being tested, or passed their test; a node that failed it is excluded."""
 
@@ -207,6 +217,7 @@ class Status(msgspec.Struct, kw_only=True):
     attempts: tuple[AttemptStatus, ...] = ()
     restarts: int = 0
     excluded: tuple[ExcludedNode, ...] = ()
+    refills: tuple[RefillStatus, ...] = ()
     tests: tuple[DeviceTestStatus, ...] = ()
     step: int | None = None
     loss: float | str | None = None  # "NaN" and the infinities are words: JSON has no such numbers
@@ -358,6 +369,12 @@ def _add_state(status: Status, reading: RunSnapshot, state: RunState, now: float
     status.excluded = tuple(
         ExcludedNode(node=node, reason=why.reason, since=walls.wall(why.since), until=walls.wall(why.until))
         for node, why in sorted(active(state.health.excluded, state.updated_at).items())
+    )
+    status.refills = tuple(
+        RefillStatus(
+            number=one.number, state=one.stage.value, job=one.job or None, waits=one.waits, node=one.node or None
+        )
+        for one in state.roster.refills
     )
     status.tests = tuple(device_tests(state.roster.nodes))
     status.step = _step(state, fresh)

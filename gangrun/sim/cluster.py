@@ -70,7 +70,9 @@ class Cluster(Surroundings):
 
     def is_over(self) -> bool:
         """The run has ended and no job holds nodes, nor will."""
-        return bool(self.scheduler.jobs) and all(job.state.value == "ENDED" for job in self.scheduler.jobs)
+        jobs, refills = self.scheduler.jobs, self.scheduler.refills.jobs
+        states = [*(job.state for job in jobs), *(job.state for job in refills)]
+        return bool(jobs) and all(state.value == "ENDED" for state in states)
 
     # ---- what the parts ask -------------------------------------------------------------------------------------
 
@@ -177,6 +179,7 @@ class Cluster(Surroundings):
 
     def node_left(self, node: SimNode) -> None:
         """The job's task on the node ended."""
+        self.scheduler.refills.node_left(node)
         self.scheduler.node_left(node)
 
     def warden_killed(self, node: SimNode) -> None:
@@ -186,6 +189,7 @@ class Cluster(Surroundings):
     def node_lost(self, node: SimNode) -> None:
         """The node died; the job goes on without it (``--no-kill``)."""
         self.at_fault.add(node.name)
+        self.scheduler.refills.node_lost(node)
         job = self.scheduler.job_of(node.job)
         if job is not None and not any(n.up and n.job == job.token for n in job.nodes):
             self.scheduler.kill(job)
@@ -245,10 +249,12 @@ class Cluster(Surroundings):
         for job in self.scheduler.jobs:
             if job.state.value == "PENDING":
                 self.scheduler.scancel(job)
+        self.scheduler.refills.cancel_waiting()
         self.timeline.after(SCANCEL_AFTER_S, self._scancel)
 
     def _scancel(self) -> None:
         for job in self.scheduler.jobs:
             self.scheduler.scancel(job)
+        self.scheduler.refills.cancel_all()
         if not self.is_over():
             self.timeline.after(SCANCEL_AFTER_S, self._scancel)

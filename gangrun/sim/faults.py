@@ -96,6 +96,8 @@ class Kind(Enum):
     SLURM_GIVES_UP = "the job is requeued under its id; its nodes live on until Slurm reaches them again, after for_s"
     NODE_TAKEN = "Slurm counts a good node as DOWN: it kills what runs there and takes the node out of the job"
     STEP_LOST = "for srun all nodes have left, and what runs on them lives on"
+    REFILLS_WAIT = "no node is free for a refill for that long"
+    REFILLS_SCANCELLED = "scancel of all refills"
     BATCH_LOST = "the batch host is lost"
     SCANCEL = "scancel without our knowledge"
     CANCEL = "gangrun cancel"
@@ -596,6 +598,10 @@ def _slurm(world: Cluster, fault: Fault) -> None:
             moods.never_count += 1
         case Kind.SLURM_HELD:
             moods.held_until = max(moods.held_until, until)
+        case Kind.REFILLS_WAIT:
+            moods.no_refills_until = max(moods.no_refills_until, until)
+        case Kind.REFILLS_SCANCELLED:
+            world.scheduler.refills.cancel_all()
         case _:
             _to_jobs(world, fault)
 
@@ -727,6 +733,8 @@ _SLURM = (
     Kind.SLURM_REQUEUE,
     Kind.SLURM_GIVES_UP,
     Kind.STEP_LOST,
+    Kind.REFILLS_WAIT,
+    Kind.REFILLS_SCANCELLED,
     Kind.BATCH_LOST,
     Kind.SCANCEL,
 )

@@ -14,11 +14,13 @@ from typing import Any
 from gangrun.core import events, invariants
 from gangrun.core.machine import lifecycle
 from gangrun.core.model import TERMINAL, Phase, RunState
+from gangrun.core.nodes import refilling
 from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.body.checkpoints import Name, Saved
 from gangrun.sim.body.gang import SimGang, SimRank
 from gangrun.sim.body.memory import newest_on
 from gangrun.sim.body.node import SimNode
+from gangrun.sim.body.refills import RefillJob
 from gangrun.sim.body.scheduler import Job
 from gangrun.sim.body.supervisor import SimSupervisor
 from gangrun.sim.body.surroundings import Checks
@@ -33,6 +35,7 @@ from gangrun.wire.record import Record
 LAST_COUNT = 20
 CANCEL_WORD_S = 20.0  # how long the word of a cancel may take to reach everybody
 OWNER_WITHIN_S = 240.0
+REFILL_LEAVES_WITHIN_S = 120.0
 IDLE_STARTS_MAX_COUNT = 60
 OF_AN_ATTEMPT = frozenset(
     {"RankExited", "RankFinished", "GangStarted", "GangStartFailed", "GangStopped", "ProgressMarked"}
@@ -74,6 +77,7 @@ class Checker(Checks):
         self._ahead_s: float | None = None  # how far the run clock was ahead of the world's, at most
         self._owner_seen_at = 0.0
         self._claims_of_seq: dict[int, str] = {}
+        self._unwanted_since: dict[str, float] = {}  # refills with a node
         self.cancel_asked = False  # set by whoever cancels without the marker
         self._cancelled_n: tuple[int, int] | None = None
         self.safety = Safety(self)
@@ -159,7 +163,7 @@ class Checker(Checks):
         """A record became durable."""
         self.records.append(record)
         for act in record.actions:
-            attempt = int(act.args.get("attempt", act.args.get("seq", -1)))
+            attempt = int(act.args.get("attempt", act.args.get("number", act.args.get("seq", -1))))
             self._acts[record.term, act.kind, attempt] = act.n
             if act.kind in {"EndJob", "SubmitSuccessor"} and act.args.get("phase") != Phase.SUCCEEDED.value:
                 self._takes_along(record)
@@ -239,7 +243,7 @@ class Checker(Checks):
 
     def performs(self, term: int, what: str, attempt: int) -> None:
         """A supervisor acts on the world."""
-        kind = {"seal": "SealAttempts", "choose": "ChooseResume", "submit": "SubmitSuccessor"}[what]
+        kind = {"seal": "SealAttempts", "choose": "ChooseResume", "submit": "SubmitSuccessor"}.get(what, what)
         self._has_ticket(term, kind, attempt)
 
     def _has_ticket(self, term: int, kind: str, attempt: int) -> None:
@@ -418,9 +422,51 @@ class Checker(Checks):
         if len(waiting) > 1:
             self.broken("I7", f"{', '.join(waiting)} are all job {seq} of the run")
 
+    def refill_submitted(self, job: RefillJob) -> None:
+        """One more refill is in the queue by our own hand."""
+        alive = [one for one in self.world.scheduler.refills.jobs if one.state.value != "ENDED"]
+        same = [one.id for one in alive if one.number == job.number]
+        if len(same) > 1:
+            self.broken("I7", f"{', '.join(same)} are all refill {job.number} of the run")
+        state = self.replayed()
+        if state is None or all(one.number != job.number for one in state.roster.refills):
+            self.broken("I7", f"refill {job.number} is submitted, and no record says that it is wanted")
+            return
+        wanted = {one.number for one in refilling.on_their_way(state)}
+        missing_count = refilling.missing_count(state, state.updated_at)
+        if len([one for one in alive if one.number in wanted]) > missing_count:
+            self.broken("I7", f"refills {sorted(wanted)} are asked for, and {missing_count} nodes are missing")
+
+    def refill_began(self, job: RefillJob) -> None:
+        """A refill's batch script starts something."""
+        world = self.world
+        if self.cancel_asked or world.disk.cancelled_at is not None:
+            self.broken("I8", f"refill {job.number} began after the run had been cancelled")
+        twins = [one.id for one in world.scheduler.refills.jobs if one.number == job.number and one.node is not None]
+        if len([one for one in twins if one != job.id and world.scheduler.refills.holds(one)]) > 0:
+            self.broken("I7", f"{', '.join(twins)} both bring refill {job.number}")
+        if not any(main.seq == job.seq for main in world.scheduler.running()):
+            self.broken("I15", f"refill {job.number} began for a job that is gone")
+
+    def _refills(self) -> None:
+        """I15: a refill that nobody wants ends within a bound."""
+        state, now = self.replayed(), self.world.timeline.now
+        wanted = {one.number for one in state.roster.refills} if state is not None else set()
+        alive = {one.id: one for one in self.world.scheduler.refills.jobs if one.node and one.state.value != "ENDED"}
+        seqs = {main.seq for main in self.world.scheduler.running()}
+        for name, job in alive.items():
+            if job.number in wanted and job.seq in seqs:
+                self._unwanted_since.pop(name, None)
+                continue
+            since = self._unwanted_since.setdefault(name, now)
+            if now > max(since, self.plan.over_at_s) + REFILL_LEAVES_WITHIN_S:
+                self.broken("I15", f"refill {job.number} has been held for {now - since:.0f} s, and nobody wants it")
+
     def owners(self) -> None:
         """Does anybody still decide? Asked from time to time."""
         world = self.world
+        if world.scheduler.refills.jobs:
+            self._refills()
         agents = [n for n in world.nodes if n.up and n.agent is not None and n.agent.awake]
         supervised = any(
             n.supervisor is not None and n.supervisor.alive and n.supervisor.loop is not None for n in world.nodes
@@ -449,6 +495,8 @@ class Checker(Checks):
                 self.broken("I14", f"the run failed although it can do without one node of {world.bad_links}")
         self.exclusions.at_the_end(state, self.plan)
         if phase in TERMINAL:
+            if held := [one.number for one in world.scheduler.refills.jobs if world.scheduler.refills.holds(one.id)]:
+                self.broken("I15", f"the run is {phase.value} and refills {held} still hold nodes")
             if world.scheduler.running():
                 self.broken("I14", f"the run is {state.phase.value if state else ''} and jobs still hold nodes")
             return
@@ -620,7 +668,7 @@ class NodeEmpty:
             asleep = self._world.clocks_stopped(node)
             known = max(self._harmless.get(node.name, -1), self._slept_through.get(node.name, -1) if asleep else -1)
             left = [rank for rank in node.ranks if rank.alive and known < rank.of[1] <= attempt and not rank.stuck]
-            if left and node.job == job and node.name not in presumed:
+            if left and (node.serves or node.job) == job and node.name not in presumed:
                 self._checker.broken("I16", f"attempt {attempt} counts as stopped, {left[0].name} lives")
         for name, rule in presumed.items():
             held_by = self._world.node_named(name)

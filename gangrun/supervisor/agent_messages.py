@@ -26,6 +26,7 @@ from gangrun.core.events import (
 from gangrun.core.machine.running import abridged
 from gangrun.core.machine.transitions import WHY
 from gangrun.core.model import Phase, RunState
+from gangrun.core.nodes import refilling
 from gangrun.core.policy import Timing
 from gangrun.core.protocol.takeover import candidates
 from gangrun.ports import AgentSaid, Radio
@@ -166,6 +167,8 @@ class AgentMessages:
         facts = self._facts
         if said.job != facts.job:
             return f"this supervisor is of job {facts.job}, not {said.job}"
+        if said.refill:
+            return refilling.unwanted(self._supervisor.state, said.refill, said.node, facts.expected)
         if facts.addresses and said.node not in facts.addresses:
             return f"{said.node} is not a node of this job"
         return ""
@@ -179,10 +182,13 @@ class AgentMessages:
         tables.silence.joined(row.node)
         said = row.hello
         if known is None:
-            return [AgentJoined(row.node, row.incarnation, said.boot_id, said.slots_count, said.addresses)]
+            return [AgentJoined(row.node, row.incarnation, said.boot_id, said.slots_count, said.addresses, said.refill)]
         return [
-            AgentRejoined(row.node, row.incarnation, said.boot_id, said.slots_count, said.previous_died, said.addresses)
-        ]
+            AgentRejoined(
+                row.node, row.incarnation, said.boot_id, said.slots_count, said.previous_died, said.addresses,
+                said.refill,
+            )
+        ]  # fmt: skip
 
     def gathered(self, now: float) -> None:
         """The term has begun: whoever is there joins, and what came meanwhile is decided."""
@@ -297,6 +303,8 @@ class AgentMessages:
             event = replace(event, exit=replace(died, at=at, written_at=written_at))
             return replace(stamped, event=abridged(self._supervisor.state, event))
         if not isinstance(event, Notice) or event.kind is not NoticeKind.UNKNOWN or self._facts.asks_why is None:
+            return stamped
+        if row.hello.refill:  # of another job: what becomes of it its watcher tells
             return stamped
         self.ask_why(now)
         return replace(stamped, event=replace(event, asking=True))

@@ -14,6 +14,7 @@ from typing import Any
 from gangrun.core.actions import (
     Action,
     BringSteps,
+    CancelRefill,
     CheckNodes,
     ChooseResume,
     EndJob,
@@ -22,6 +23,7 @@ from gangrun.core.actions import (
     SealAttempts,
     StartGang,
     StopGang,
+    SubmitRefill,
     SubmitSuccessor,
     TakeStacks,
 )
@@ -381,5 +383,7 @@ class Dispatch:
                 self._checkpoints.choose(action, self.sealed)
             case ProbeNode():
                 self._silence.probe(action.node, state, now)
-            case SubmitSuccessor():
+            case SubmitRefill() if all(one.number != action.number for one in state.roster.refills):
+                pass  # it was dropped while this waited for the disk, or for a majority
+            case SubmitSuccessor() | SubmitRefill() | CancelRefill():
                 self._jobs.submit((self._term, n), action)

@@ -194,8 +194,8 @@ Nodes = Mapping[str, Node]
 
 
 def roster_of(nodes: Nodes) -> frozenset[str]:
-    """The agents that count: joined and not lost."""
-    return frozenset([name for name, node in nodes.items() if not node.lost])
+    """The agents that count: joined, not lost, and not brought by a refill."""
+    return frozenset([name for name, node in nodes.items() if node.counts])
 
 
 class Leadership:
@@ -259,13 +259,13 @@ class Leadership:
         if now < self._all_again_at:
             return False
         self._all_again_at = now + COUNT_COST_S * len(self._heard) if len(self._heard) > COUNT_ALWAYS_MAX else -NEVER
-        counted = {name for roster in self._rosters for name, node in roster.items() if not node.lost}
+        counted = {name for roster in self._rosters for name, node in roster.items() if node.counts}
         oldest = min((self._heard.get(name, -NEVER) for name in counted), default=float("inf"))
         self._all_until = oldest + lease.all_heard_within_s(self._timing)
         return now <= self._all_until
 
     def _ends_at(self, nodes: Nodes) -> float:
-        counted = [name for name, node in nodes.items() if not node.lost]
+        counted = [name for name, node in nodes.items() if node.counts]
         if not counted:
             return float("inf")
         heard = {name: self._heard[name] for name in counted if name in self._heard}
@@ -487,7 +487,9 @@ class Silence:
         recently = now - self._timing.counter_still_s
         lately = now - self._timing.leader_lease_s  # sooner than silence shows: a cut takes many at once
         alive, suspects, heard = roster_of(state.roster.nodes), self.suspects, self._beats.heard
-        counted = [n for n in state.roster.nodes if n in alive or (n in suspects and suspects[n].since > recently)]
+        lately_lost = {n for n, suspect in suspects.items() if suspect.since > recently}
+        nodes = state.roster.nodes
+        counted = [n for n in nodes if n in alive or (n in lately_lost and not nodes[n].refill)]
         return 2 * sum(heard.get(name, lately) > lately for name in counted) < len(counted)
 
     def _lost_why(self, node: str, state: RunState, now: float, halted: bool | None, *, steps: bool, few: bool) -> str:

@@ -119,7 +119,7 @@ def _witnesses(state: RunState, lost: tuple[str, ...] | None) -> frozenset[str]:
     """
     if lost is None:
         return frozenset()
-    return frozenset(name for name, node in state.roster.nodes.items() if not node.lost and name not in lost)
+    return frozenset(name for name, node in state.roster.nodes.items() if node.counts and name not in lost)
 
 
 def refusal(terms: Terms, before: int) -> str:
@@ -236,7 +236,8 @@ class TakeoverGather:
         self._opening = opening
         self._timing = timing
         self._rows = rows
-        self._counted = frozenset(n for n in self.roster if not state.roster.nodes[n].lost)
+        self._counted = frozenset(n for n in self.roster if state.roster.nodes[n].counts)
+        self._wanted = frozenset(n for n in self.roster if not state.roster.nodes[n].lost)
         self._lets_go = same_job and state.ending.leaving  # no roster any more, but agents that do not know it yet
         self._may_be_quiet = state.underway.stage is not StartStage.LAUNCHING  # there all ranks must be seen
         self._newest_at = opening.run_start  # when the last agent came
@@ -282,7 +283,7 @@ class TakeoverGather:
         return min(self.until, self._newest_at + QUIET_S) if majority and self._may_be_quiet else self.until
 
     def _all_here(self) -> bool:
-        return not self._lets_go and self._counted <= self._rows.keys()
+        return not self._lets_go and self._wanted <= self._rows.keys()
 
     def events(self) -> list[Event]:
         """What the term begins with; the gathering is over."""

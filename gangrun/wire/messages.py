@@ -101,6 +101,7 @@ class Hello(_Message, frozen=True, tag=True):
     nofile_hard: int = 0
     addresses: tuple[str, ...] = ()  # of the node's interfaces
     peers: tuple[PeerAddress, ...] = ()  # as the last supervisor named them: one of them may never come to the next
+    refill: int = 0  # which refill brought this node; 0: it is the job's own
 
 
 class Beat(_Message, frozen=True, tag=True):

@@ -5,6 +5,7 @@ The first job is submitted from it by ``gangrun submit``, every successor by the
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 import msgspec
@@ -54,11 +55,42 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     needs_python: bool = False  # the ranks' command is whatever ``python`` the setup lines leave on PATH
     requeue: Requeue = Requeue.RESUBMIT
     tells_people: bool = False  # a batch script that stops before anything of ours runs has them told
+    refills: bool = False  # may one-node jobs be asked for besides
 
 
 def comment(run: str, seq: int) -> str:
     """By which a job is known for job ``seq`` of this run, whoever submitted it."""
     return f"gr:{run}:{seq}"
+
+
+_REFILL = re.compile(r"gr:(?P<run>.+):(?P<seq>[0-9]+)\+(?P<number>[0-9]+)")
+
+
+def refill_comment(run: str, seq: int, number: int) -> str:
+    """By which a refill of job ``seq`` is known: no number comes twice in a run, whichever job it is for."""
+    return f"{comment(run, seq)}+{number}"
+
+
+def refill_of(found: str) -> tuple[str, int] | None:
+    """The run and the number of a refill, from its comment; None if it is none."""
+    match = _REFILL.fullmatch(found)
+    return (match["run"], int(match["number"])) if match else None
+
+
+def refill_submission(submission: Submission) -> Submission:
+    """What is asked of Slurm for one node more: a job of another name, so that nobody takes it for a job of the run.
+
+    Nodes that the user named are in the run's own job.
+    """
+    return msgspec.structs.replace(
+        submission, job_name=refill_name(submission.job_name), nodes_count=1, nodelist="", dependency="",
+        requeue=Requeue.RESUBMIT,
+    )  # fmt: skip
+
+
+def refill_name(job_name: str) -> str:
+    """The name of all refills of a run."""
+    return f"{job_name}-refill"
 
 
 def encode(submission: Submission) -> bytes:

@@ -36,6 +36,20 @@ def test_a_flag_is_strongest() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "wait_s"), [("off", None), ("spare", 0.0), ("wait:5", 300.0), ("WAIT:0.5", 30.0), ("wait:10080", 604800.0)]
+)
+def test_what_a_missing_node_leads_to(text: str, wait_s: float | None) -> None:
+    assert layered({"refill": text}, {}, ())["refill"].value == wait_s
+
+
+@pytest.mark.parametrize("text", ["on", "wait", "wait:", "wait:0", "wait:-1", "wait:nan", "wait:10081", "spare:3", ""])
+def test_a_refill_that_cannot_be_is_refused(home: Path, gangrun: Call, text: str) -> None:
+    said = gangrun("submit", "--dry-run", "--refill", text, "true")
+    assert said.code == 2, said.out
+    assert "--refill" in said.err
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("max_restart = 3", "did you mean max_restarts?"),

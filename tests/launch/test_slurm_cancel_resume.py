@@ -20,7 +20,7 @@ from gangrun.runs.times import wall_now
 from gangrun.wire.submission import comment
 from tests.command_line import Call
 from tests.runs.builder import Builder
-from tests.runs.slurm_stories import NAME, held, job, leaving, submitted
+from tests.runs.slurm_stories import NAME, held, job, leaving, refill, submitted
 from tests.slurm_parts.pretend_tools import PretendTools
 from tests.waiting import stays, until
 
@@ -87,6 +87,28 @@ def test_a_job_that_runs_is_left_to_its_supervisor(runs: Path, gangrun: Call, to
     assert said.code == 0
     assert "has ended: CANCELLED, cancelled by eve" in said.out
     assert tools.calls("scancel") == []
+
+
+def test_a_refill_in_the_queue_goes_at_once_and_one_with_ranks_after_the_job(
+    runs: Path, gangrun: Call, tools: PretendTools
+) -> None:
+    story = held(runs, refills=True)
+    job(tools, story, 12, "RUNNING", nodes="n[0-1]")
+    refill(tools, story, 13, "PENDING", n=1)
+    refill(tools, story, 14, "RUNNING", n=2, nodes="n7")
+    story.live(step=3)
+
+    def waits_and_obeys() -> None:
+        until(lambda: tools.state(13) == "CANCELLED", 20, "scancel of the refill in the queue")
+        assert tools.state(14) == "RUNNING", "its ranks may save"
+        obey(tools, story)
+
+    ending = threading.Thread(target=waits_and_obeys)
+    ending.start()
+    said = gangrun("cancel", "train")
+    ending.join()
+    assert said.code == 0
+    assert [tools.state(number) for number in (12, 13, 14)] == ["FAILED", "CANCELLED", "CANCELLED"]
 
 
 def test_a_supervisor_that_saves_is_left_its_time_whatever_its_clock_says(

@@ -34,6 +34,7 @@ from gangrun.launch.slurm_batch_job import (
     absent_path,
     allocation_of,
     note_absent,
+    srun_options,
 )
 from gangrun.runs.follow import JournalReplay
 from gangrun.wire.spec import RunSpec
@@ -608,7 +609,7 @@ def test_srun_is_given_what_the_user_asked_of_it():
     asked = Submission(
         job_name="j", nodes_count=1, python="p", working_directory="/", srun=(("mpi", "none"), ("verbose", None))
     )
-    assert job_main.srun_options(asked) == ("--mpi=none", "--verbose")
+    assert srun_options(asked) == ("--mpi=none", "--verbose")
 
 
 def test_the_step_of_a_run_names_the_roster_and_the_founder(tmp_path):

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from dataclasses import replace
 from datetime import timezone
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from gangrun.adapters.fs.journal import note_ranks
 from gangrun.adapters.fs.run_dir import write_spec
 from gangrun.core.events import CancelRequested, CheckpointSeen, ProgressMarked
-from gangrun.core.model import CheckpointRef, Level, Node, Phase
+from gangrun.core.model import CheckpointRef, Level, Node, Phase, Refill, RefillStage
 from gangrun.display.status_page import PageFormat, device_words, overview, page
 from gangrun.runs.snapshot import read
 from gangrun.runs.status import OwnerStatus, Status, SupervisorStatus, device_tests, status_of
@@ -54,6 +55,28 @@ def test_a_page_fits_the_terminal(runs: Path, columns: int) -> None:
     lines = page(frozen(failed(runs)), PageFormat(BEGAN + 3600, columns, zone=timezone.utc))
     golden(f"status-{columns}.txt", "\n".join(lines) + "\n")
     assert max(len(line) for line in lines) <= columns
+
+
+@pytest.mark.parametrize(
+    ("refill", "words"),
+    [
+        (Refill(1, 0.0), "1: Slurm is being asked for one node more"),
+        (
+            Refill(1, 0.0, RefillStage.QUEUED, "77", "Resources"),
+            "1: job 77 waits in the queue for one node (Resources: ",
+        ),
+        (Refill(1, 0.0, RefillStage.QUEUED, "77", "Odd"), "1: job 77 waits in the queue for one node (Odd)"),
+        (Refill(1, 0.0, RefillStage.QUEUED, "77"), "1: job 77 has its node, whose agent has not joined yet"),
+        (Refill(1, 0.0, RefillStage.HERE, "77", "", "m0"), "1: job 77 brought m0"),
+    ],
+)
+def test_a_page_says_where_a_refill_is(runs: Path, refill: Refill, words: str) -> None:
+    story = running(runs)
+    roster = replace(story.state.roster, refills=(refill,), refills_count=1)
+    story.state = replace(story.state, roster=roster)
+    story.supervisor(took_over=False)
+    (line,) = [line for line in page(status_of(read(story.paths), BEGAN), LOOK) if line.startswith("  refill ")]
+    assert line.removeprefix("  refill").strip().startswith(words)
 
 
 def test_a_run_without_an_owner_is_said_to_be_abandoned(runs: Path, gangrun: Call) -> None:

@@ -8,7 +8,8 @@ from gangrun.adapters.slurm.scheduler import Controller, JobFacts, SchedulerSile
 from gangrun.adapters.slurm.watch import JobWatch
 from gangrun.core.events import Notice, Stamped
 from gangrun.sim import World
-from gangrun.sim.body.scheduler import KILL_WAIT_S, Job, JobState, SimScheduler
+from gangrun.sim.body.refills import JobState
+from gangrun.sim.body.scheduler import KILL_WAIT_S, Job, SimScheduler
 from gangrun.sim.body.supervisor import SimSupervisor
 from gangrun.sim.engine.clock import EPOCH_S
 

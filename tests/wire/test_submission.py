@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangrun.wire import submission as submissions
-from gangrun.wire.submission import Requeue, Submission, SubmissionError, comment
+from gangrun.wire.submission import (
+    Requeue,
+    Submission,
+    SubmissionError,
+    comment,
+    refill_comment,
+    refill_of,
+    refill_submission,
+)
 
 SUBMISSION = Submission(
     job_name="train.20261121-065001-k3f9x",
@@ -92,3 +100,16 @@ def test_a_flipped_bit_is_read_or_refused(at: int, bit: int) -> None:
     data[at % len(data)] ^= 1 << bit
     with suppress(SubmissionError):
         submissions.decode(bytes(data))
+
+
+def test_a_refill_is_one_node_under_a_name_and_a_comment_of_its_own() -> None:
+    refill = refill_submission(SUBMISSION)
+    assert (refill.nodes_count, refill.nodelist, refill.dependency) == (1, "", "")
+    assert (refill.job_name, refill.requeue) == (f"{SUBMISSION.job_name}-refill", Requeue.RESUBMIT)
+    assert (refill.exclude, refill.gres, refill.partition) == (
+        SUBMISSION.exclude,
+        SUBMISSION.gres,
+        SUBMISSION.partition,
+    )
+    assert refill_of(refill_comment("r1", 3, 12)) == ("r1", 12)
+    assert refill_of(comment("r1", 3)) is None

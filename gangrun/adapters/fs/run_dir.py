@@ -146,6 +146,14 @@ class RunPaths:
         """Why the batch script of job ``seq`` stopped before any process of ours ran."""
         return self.machine / f"setup-failed-{seq}"
 
+    def refill(self, number: int) -> Path:
+        """Which job is refill ``number``."""
+        return self.jobs / f"refill-{number}.json"
+
+    def refill_failed(self, number: int) -> Path:
+        """Why the batch script of refill ``number`` stopped before any process of ours ran."""
+        return self.machine / f"setup-failed-refill-{number}"
+
     def job_log(self, job: str) -> Path:
         """What a job's batch script and its launcher said."""
         return self.logs / f"job-{job}.out"

@@ -19,7 +19,7 @@ import submitit
 
 from gangrun.adapters.slurm.commands import NOT_FOUND, Answer
 from gangrun.core.nodeset import NodesetError, fold, unfold
-from gangrun.wire.submission import Requeue, Submission, comment
+from gangrun.wire.submission import Requeue, Submission, comment, refill_comment
 
 SENT_WITHIN_S = 60.0
 LINE_MAX_BYTES = 8000  # of an #SBATCH line; sbatch copies its words into a buffer of 8 KiB
@@ -73,6 +73,9 @@ class Places(Protocol):
     def setup_failed(self, seq: int) -> Path:
         """Where a script that stops early says why."""
 
+    def refill_failed(self, number: int) -> Path:
+        """The same of a refill's script."""
+
 
 class Runs(Protocol):
     """What starts sbatch (``commands.Tools``)."""
@@ -83,13 +86,14 @@ class Runs(Protocol):
 
 def script(
     submission: Submission, places: Places, seq: int, command: Sequence[str], *,
-    exclude: Sequence[str] = (), dependency: str = "", when_stopped: Sequence[str] = (),
+    exclude: Sequence[str] = (), dependency: str = "", when_stopped: Sequence[str] = (), refill: int = 0,
 ) -> str:  # fmt: skip
     """The exact text for job ``seq``, which ends by becoming ``command``; ``Unfit`` where it cannot be written.
 
-    ``when_stopped``: the command that is run if it stops before that.
+    ``when_stopped``: the command that is run if it stops before that. ``refill``: it is for that one instead, and
+    ``submission`` is a ``refill_submission``.
     """
-    asked = _asked(submission, seq, exclude, dependency)
+    asked = _asked(submission, seq if not refill else seq + 1, exclude, dependency)  # as what is not the first job
     for key, value in {**asked, "job-name": submission.job_name, "chdir": submission.working_directory}.items():
         _fit(key, value)
     executor = _Executor(places.batch_scripts)
@@ -97,12 +101,12 @@ def script(
         job_name=_word(submission.job_name),
         nodes=submission.nodes_count,
         ntasks_per_node=1,
-        comment=comment(places.run, seq),
+        comment=refill_comment(places.run, seq, refill) if refill else comment(places.run, seq),
         time=None,
         wckey=None,
         use_srun=False,
         stderr_to_stdout=True,
-        setup=_setup(submission, places, seq, when_stopped),
+        setup=_setup(submission, places.refill_failed(refill) if refill else places.setup_failed(seq), when_stopped),
         additional_parameters={
             **{key: True if value is None else _word(value) for key, value in asked.items()},
             "signal": HARMLESS_SIGNAL,
@@ -121,14 +125,17 @@ def script(
 def submit(
     submission: Submission, places: Places, seq: int, command: Sequence[str], tools: Runs, *,
     exclude: Sequence[str] = (), dependency: str = "", when_stopped: Sequence[str] = (),
-    hear: Callable[[str], None] = lambda words: None,
+    hear: Callable[[str], None] = lambda words: None, refill: int = 0,
 ) -> str:  # fmt: skip
     """Send job ``seq``; its job id. ``SbatchRefused``: no job exists; ``Unknown``: one may; or ``Unfit``, ``OSError``.
 
     ``hear`` gets what sbatch had to say although it took the job.
     """
-    text = script(submission, places, seq, command, exclude=exclude, dependency=dependency, when_stopped=when_stopped)
-    path = _written(places.batch_scripts, f"job-{seq}.sh", text)
+    text = script(
+        submission, places, seq, command,
+        exclude=exclude, dependency=dependency, when_stopped=when_stopped, refill=refill,
+    )  # fmt: skip
+    path = _written(places.batch_scripts, f"refill-{refill}.sh" if refill else f"job-{seq}.sh", text)
     executor = _Executor(places.batch_scripts)
     answer = tools.run(executor.sbatch(path), SENT_WITHIN_S)
     found = _SUBMITTED.search(answer.out)
@@ -234,10 +241,10 @@ def _output(places: Places) -> str:
     return text.replace("%", "%%").replace(_ANY_JOB, "%j")
 
 
-def _setup(submission: Submission, places: Places, seq: int, when_stopped: Sequence[str]) -> list[str]:
+def _setup(submission: Submission, note: Path, when_stopped: Sequence[str]) -> list[str]:
     """Shell lines that run before anything of ours, each checked; why they stopped is left in the run directory."""
     lines = [
-        f"gangrun_note={shlex.quote(str(places.setup_failed(seq)))}",
+        f"gangrun_note={shlex.quote(str(note))}",
         "gangrun_stop() {",
         "  trap - EXIT",
         "  printf 'gangrun: %s\\n' \"$1\" >&2",

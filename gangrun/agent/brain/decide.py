@@ -124,7 +124,9 @@ class AgentBrain:
         self.lease = LeaseKeeper(config.timing, now)
         self.orders = Orders(config.node, config.incarnation)
         self.outbox = Outbox()
-        self.follow = Follow(config.peer, config.incarnation, config.timing, config.roster_count, config.founder)
+        self.follow = Follow(
+            config.peer, config.incarnation, config.timing, config.roster_count, config.founder, guest=config.refill > 0
+        )
         self.counters = Counters()
         self.departure = Departure(config, self.lease, self.orders)
         self._ticked_at = now
@@ -301,6 +303,7 @@ class AgentBrain:
             nofile_hard=config.nofile_hard,
             addresses=config.addresses,
             peers=self.follow.candidates,
+            refill=config.refill,
         )
 
     def beat(self, now: float) -> Beat:

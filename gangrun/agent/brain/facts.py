@@ -38,6 +38,7 @@ class AgentConfig:
     previous_died: str = ""
     nofile_hard: int = 0
     addresses: tuple[str, ...] = ()
+    refill: int = 0  # which refill brought this node: then it never promises itself, nor asks for a supervisor; 0: none
     notice_grace_s: float = 90.0  # with no supervisor that acks, leave so long after a signal
     leave_within_s: float = 15.0
 

@@ -136,14 +136,27 @@ class GivenPromise:
 class Follow:
     """Candidates, promises given and taken, and the supervisor asked for."""
 
-    def __init__(self, me: PeerAddress, incarnation: str, timing: Timing, roster_count: int, founder: bool) -> None:
+    def __init__(
+        self,
+        me: PeerAddress,
+        incarnation: str,
+        timing: Timing,
+        roster_count: int,
+        founder: bool,
+        *,
+        guest: bool = False,
+    ) -> None:
+        """``guest``: brought by a refill. Its job may end at any time, so it has no voice in who is supervisor: it asks
+        candidates for the newest term and follows it.
+        """
         self.me = me
         self.incarnation = incarnation
         self.timing = timing
         self.founder = founder
         self.roster_count = roster_count
         self._filling_count = roster_count  # until all nodes were there once, a smaller roster is one being filled
-        self.candidates: tuple[PeerAddress, ...] = (me,) if roster_count == 1 else ()
+        self.candidates: tuple[PeerAddress, ...] = (me,) if roster_count == 1 and not guest else ()
+        self._guest = guest
         self.held: GivenPromise | None = None
         self._promises_count = 0  # in a row
         self.asked = RequestedSupervisor(timing)
@@ -320,7 +333,7 @@ class Follow:
         if any(s <= lately_s for node, s in self._pongs.items() if node != self.me.node):
             self._lives_at = now
             return []
-        if lease.line is None:
+        if lease.line is None or self._guest:
             return []
         reached = [peer for peer in self.candidates if peer.node in self._pongs]
         self._too_few = self._are_too_few()
@@ -403,7 +416,7 @@ class Follow:
     # ---- last resorts ------------------------------------------------------------------------------------------
 
     def _lonely_at(self, lease: LeaseKeeper) -> float:
-        if self.asked.spawning:
+        if self.asked.spawning or self._guest:
             return NEVER
         since = lease.acked_at
         if self._is_candidate(self.me.node) and self.roster_count > 1:

@@ -12,7 +12,8 @@ A run is always in one phase. ``TABLE`` has a row for each phase and an entry fo
 
 The way of an event: ``stale`` drops duplicates and events of another attempt, job or incarnation. ``stopping`` turns an
 agent's "I was told to end" into a wait for the scheduler's answer. Then the table. A decision that ends the job passes
-``flush_to_disk.first``, which may hold it in WAITING until the newest step in memory is on disk. Whatever becomes of an
+``flush_to_disk.first``, which may hold it in WAITING until the newest step in memory is on disk. ``refills.follow``
+adds what is asked of the scheduler because nodes are missing, or are not any more. Whatever becomes of an
 event, its number is remembered, so that it counts once and can be acknowledged.
 
 The phases: PENDING waits for nodes, CHECKING for their answers. STARTING seals older attempts, chooses the checkpoint
@@ -34,7 +35,7 @@ from typing import Any
 from gangrun.core import events as e
 from gangrun.core.actions import Decision
 from gangrun.core.checkpoints import flush_to_disk
-from gangrun.core.machine import node_events, running, starting, stopping, succession, waiting
+from gangrun.core.machine import node_events, refills, running, starting, stopping, succession, waiting
 from gangrun.core.machine.transitions import WHY, ignored, refused, stay, with_deadline, without_deadline
 from gangrun.core.model import TERMINAL, Outcome, Phase, RunState
 from gangrun.core.nodes import planned_replacement
@@ -129,6 +130,9 @@ _EVERYWHERE: Row = {
     e.ActDone: Late("an act was done that nobody waits for"),
     e.ActFailed: Late("an act failed that nobody waits for"),
     e.ActUnknown: Late("an act that nobody waits for may or may not have happened"),
+    e.RefillQueued: On(refills.queued),
+    e.RefillUnknown: On(refills.unknown),
+    e.RefillEnded: On(refills.ended),
 }
 _OF_RANKS = (
     *(e.RankExited, e.RankFinished, e.FirstStepSeen, e.ProgressMarked, e.ProgressStalled, e.StacksTaken),
@@ -249,6 +253,8 @@ TABLE: Mapping[Phase, Row] = {
         e.NodeAbsent: On(node_events.absent, _TRIES),
         e.StepBrought: On(flush_to_disk.brought, _ENDS),
         e.DeadlinePassed: On(waiting.deadline, _TAKEN),
+        e.RefillUnknown: On(refills.unknown, _TRIES),
+        e.RefillEnded: On(refills.ended, _TRIES),
         e.ActDone: On(waiting.submitted, (Phase.PENDING,)),
         e.ActFailed: On(waiting.not_submitted, (Phase.FAILED,)),
         e.ActUnknown: On(waiting.not_submitted, (Phase.FAILED,)),
@@ -281,6 +287,8 @@ def step(state: RunState, stamped: e.Stamped, now: float, policy: Policy) -> Dec
     why_stale = stale(state, stamped)
     if why_stale:
         decision = ignored(state, why_stale)
+    elif why_other := refills.of_another_job(state, stamped):
+        decision = ignored(state, why_other)
     elif isinstance(event, e.Notice) and event.asking:
         decision = stopping.told_to_end(state, event, stamped.origin.node if stamped.origin else "an agent", now)
     else:
@@ -288,6 +296,7 @@ def step(state: RunState, stamped: e.Stamped, now: float, policy: Policy) -> Dec
         match TABLE[state.phase][type(meant)]:
             case On(handler):
                 decision = flush_to_disk.first(state, handler(seen, meant, now, policy), now, policy)
+                decision = refills.follow(state, decision, now, policy)
             case Late() as why:
                 decision = ignored(state, f"{type(meant).__name__} in {state.phase.value}: {why}")
             case why:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from gangrun.core import events
 from gangrun.core.actions import Decision, ProbeNode, SaveGang
 from gangrun.core.evidence import Evidence, NodeFinding, traits_of
-from gangrun.core.machine import starting, waiting
+from gangrun.core.machine import refills, starting, waiting
 from gangrun.core.machine.transitions import ignored, may_hold_ranks, stay, stop_all, stop_or_note, with_evidence
 from gangrun.core.model import After, Phase, RunState
 from gangrun.core.nodes import (
@@ -23,6 +23,7 @@ from gangrun.core.nodes import (
     history,
     network_test,
     planned_replacement,
+    refilling,
     roster,
     standing,
 )
@@ -44,9 +45,12 @@ def joined(state: RunState, event: events.AgentJoined | events.AgentRejoined, no
     """An agent came, or a new one took its place: then the ranks of the old one are dead."""
     if state.ending.leaving:
         return ignored(state, f"{event.node} joined, but this job ends: the run continues in another job")
+    why_not = refilling.unwanted(state, event.refill, event.node, state.roster.expected) if event.refill else ""
+    if why_not:
+        return ignored(state, f"{event.node} wants to join, but {why_not}")
     before, was = state.roster.nodes.get(event.node), state
-    state = roster.joined(state, event)
-    reason = f"{event.node} joined"
+    state = refills.joined(roster.joined(state, event), event.refill, event.node)
+    reason = f"{event.node} joined{f' as refill {event.refill}' if event.refill else ''}"
     if isinstance(event, events.AgentRejoined):
         reason = f"the agent on {event.node} was restarted{': ' + event.why if event.why else ''}"
         if _holds_ranks(state, event.node):

@@ -149,7 +149,7 @@ def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Poli
         ),
         budget=budget.reach(state.budget, chosen.step if chosen else -1, state.checkpoints.best_step),
         attempts=(*state.attempts[:-1], record),
-        roster=replace(state.roster, waited_for_nodes=False),
+        roster=replace(state.roster, waited_for_nodes=False, refill_until=0.0),
         tries_count=0,
     )
 

@@ -208,7 +208,9 @@ def left_by_its_job(state: RunState, now: float, policy: Policy) -> RunState:
     return replace(
         without_deadline(state, WHY),
         ending=replace(state.ending, gone_at=None, leaving=False),
-        roster=replace(state.roster, nodes={}, absent={}, waited_for_nodes=False),
+        roster=replace(
+            state.roster, nodes={}, absent={}, waited_for_nodes=False, refill_failures_count=0, refill_until=0.0
+        ),
         attempts=close_attempt(state, now, "job ended", "the job that held it ended"),
         attempt=replace(state.attempt, evidence=Evidence(), finished=Ranks(), reach=-1),
         tries_count=0,

@@ -44,6 +44,7 @@ def joined(state: RunState, event: AgentJoined | AgentRejoined) -> RunState:
         due=old.due if same_boot and old is not None else "",
         trial=back if kept is None else kept.trial,
         addresses=event.addresses,
+        refill=event.refill,
         broken_slots=old.broken_slots if same_boot and old is not None else (),
     )
     return with_nodes(state, {event.node: node})

@@ -28,9 +28,9 @@ class ClaimRuling:
 
 def candidates(nodes: Mapping[str, Node], leader: str = "") -> tuple[str, ...]:
     """The five that acks name. The leader's own node first, for its warden knows first when the supervisor dies;
-    then natural order, without those that could not answer.
+    then natural order, without those that could not answer, and those that a refill brought.
     """
-    able = [name for name in natural_sort(nodes) if not nodes[name].lost and nodes[name].silent_since is None]
+    able = [name for name in natural_sort(nodes) if nodes[name].counts and nodes[name].silent_since is None]
     ordered = [leader] if leader in able else []
     return tuple(ordered + [name for name in able if name != leader])[:CANDIDATES_COUNT]
 

@@ -13,7 +13,7 @@ from gangrun.core.checkpoints import poison
 from gangrun.core.evidence import Evidence, NodeFinding
 from gangrun.core.machine.transitions import close_attempt, enter, finish, is_unlaunched
 from gangrun.core.model import AttemptRecord, Cause, Failure, Phase, RunState, Slot, StartStage, Underway, Verdict
-from gangrun.core.nodes import device_test, network_test, placement, quarantine, roster, standing
+from gangrun.core.nodes import device_test, network_test, placement, quarantine, refilling, roster, standing
 from gangrun.core.nodes.standing import Use
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
@@ -307,6 +307,11 @@ def too_few_nodes(
     """Wait once for nodes that may come back, if many went at once (a shared service) or there is nobody else to ask;
     then rung 5 where there is a scheduler, else rung 6.
     """
+    until = refilling.waits_until(state, now, policy)
+    if until > now:
+        reason = f"{reason}; holding {fold(refilling.held(state, now))} up to {until - now:.0f} s for a refill"
+        roster = replace(state.roster, refill_until=until)
+        return enter(state, Phase.WAITING, reason, deadlines={"nodes": until}, roster=roster)
     away = [name for name, one in standing.standings(state, now).items() if standing.use_of(one) is Use.WAIT]
     shared = standing.are_many(len(away), len(state.roster.nodes), policy)
     can_ask = policy.can_requeue and not policy.observe

@@ -77,6 +77,8 @@ class Host(Protocol):
     name: str
     boot_id: str
     job: str
+    serves: str
+    refill: int
     founder: bool
     mount: Mount
     clock: NodeClock
@@ -115,13 +117,14 @@ class SimAgent(SimProcess):
             node=node.name,
             incarnation=incarnation,
             boot_id=node.boot_id,
-            job=node.job,
+            job=node.serves or node.job,
             slots_count=world.setup.shape.slots_per_node + world.setup.spare_slots_count,
             peer=PeerAddress(node.name, f"peer:{incarnation}", "key"),
             timing=world.setup.policy.timing,
             roster_count=world.setup.job_nodes_count,
             founder=node.founder,
             previous_died=previous_died,
+            refill=node.refill,
         )
         self.brain = AgentBrain(config, self.boot())
         self.line: Line | None = None

@@ -171,6 +171,8 @@ class SimNode:
         self.booted_at = 0.0  # on the world's clock
         self.job = ""
         self.founder = False
+        self.serves = ""  # the stay of a job to which a refill brought it; its own job is that refill
+        self.refill = 0
         self.warden = SimWarden(self)
         self.agent: SimAgent | None = None
         self.supervisors: list[SupervisorBody] = []  # all of this boot; at most one of them is not stopped

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 
-from gangrun.core.actions import Action, EndJob, SubmitSuccessor
+from gangrun.core.actions import Action, CancelRefill, EndJob, SubmitRefill, SubmitSuccessor
 from gangrun.core.events import ActDone, ActFailed, ActUnknown, NodeAbsent, Notice, NoticeKind, Stamped
 from gangrun.core.model import TERMINAL, Phase
 from gangrun.sim.body.node import SimNode
+from gangrun.sim.body.refills import JobState, Moods, RefillJobs, SimRefills
 from gangrun.sim.body.supervisor import SimSupervisor
 from gangrun.sim.body.surroundings import Surroundings
 from gangrun.sim.engine.disk import Mount, SimJobClaim
@@ -28,14 +28,6 @@ WARDEN_AGAIN_S, EMPTY_LOOK_S, EMPTY_WITHIN_S = 0.5, 0.25, 5.0
 WARDENS_MAX_COUNT = 5  # of one node
 WARDEN_KILLED = "its warden was killed by SIGKILL (9)"
 WATCH_EVERY_S = 5.0
-
-
-class JobState(Enum):
-    """As squeue names it."""
-
-    PENDING = "PENDING"
-    RUNNING = "RUNNING"
-    ENDED = "ENDED"
 
 
 @dataclass(slots=True)
@@ -66,18 +58,6 @@ class Job:
         return f"{self.id}r{self.restart}" if self.restart else self.id
 
 
-@dataclass(slots=True)
-class Moods:
-    """What is wrong with it, and until when; counts are of jobs that it will befall."""
-
-    refuses_until: float = 0.0
-    down_until: float = 0.0
-    stale_until: float = 0.0
-    times_out_count: int = 0
-    never_count: int = 0
-    held_until: float = 0.0
-
-
 class SimScheduler:
     """All jobs of the run."""
 
@@ -89,6 +69,7 @@ class SimScheduler:
         self.world = world
         self.jobs: list[Job] = []
         self.moods = Moods()
+        self.refills = SimRefills(world, self)
         self.uses_link = True
         self.checks_cancelled = True
         self.looks_before_retry = True
@@ -387,6 +368,7 @@ class SimJobs:
         self.supervisor = supervisor
         self.stay = supervisor.node.job
         self._looked_at = -math.inf
+        self._refills = RefillJobs(scheduler.refills, supervisor)
         job = scheduler.job_of(supervisor.node.job)
         if job is not None and scheduler.watch_of is not None:
             self._turn(scheduler.watch_of(supervisor, job))
@@ -397,6 +379,11 @@ class SimJobs:
 
     def submit(self, act: tuple[int, int], action: Action) -> None:
         """Look for our comment, adopt what is there, else sbatch; a timeout is unknown, so look again."""
+        if isinstance(action, SubmitRefill | CancelRefill):
+            self.supervisor.boundary(f"before {type(action).__name__} of {action.number}")
+            self.scheduler.world.checks.performs(act[0], type(action).__name__, action.number)
+            self._refills.submit(action)
+            return
         assert isinstance(action, SubmitSuccessor)
         self.supervisor.boundary(f"before submit of {action.seq}")
         self.scheduler.world.checks.performs(act[0], "submit", action.seq)
@@ -435,6 +422,7 @@ class SimJobs:
         del lost
         if action.phase is Phase.CANCELLED:
             self.scheduler.world.mark_cancelled()
+        self.scheduler.refills.end_all()
         self.supervisor.post(Stamped(ActDone(act, EndJob.__name__)))
 
     def runs_at(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.sim.canaries import events, jobs, judgement, leases, memory, saves, terms
+from tests.sim.canaries import events, jobs, judgement, leases, memory, refills, saves, terms
 from tests.sim.canaries.mutation import MUTANTS, Mutant
 
-__all__ = ["MUTANTS", "Mutant", "events", "jobs", "judgement", "leases", "memory", "saves", "terms"]
+__all__ = ["MUTANTS", "Mutant", "events", "jobs", "judgement", "leases", "memory", "refills", "saves", "terms"]

@@ -1,0 +1,83 @@
+"""How many nodes of a job are missing, and how many refills are to bring them (rung 4).
+
+A refill is a one-node job of the run. It is wanted only while nodes are missing and no spare is left: never more of
+them than missing nodes. What is asked of the scheduler for it is in ``machine.refills``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gangrun.core.model import After, Phase, Refill, RefillStage, RunState
+from gangrun.core.nodes import standing
+from gangrun.core.nodes.standing import StandingKind
+from gangrun.core.policy import Policy
+
+FAILURES_MAX_COUNT = 3  # in a row, in one job
+_GONE = frozenset({StandingKind.EXCLUDED, StandingKind.TAKEN, StandingKind.BROKEN, StandingKind.TOO_SMALL})
+
+
+def held(state: RunState, now: float) -> tuple[str, ...]:
+    """The nodes that the job has and that may be used, now or soon. A silent one may be heard again."""
+    nodes = state.roster.nodes
+    return tuple(
+        name for name, one in standing.standings(state, now).items() if one.kind not in _GONE and not nodes[name].lost
+    )
+
+
+def missing_count(state: RunState, now: float) -> int:
+    """How many nodes fewer there are than the job began with."""
+    began_count = max(len(state.roster.expected), state.shape.nodes_count)
+    return max(0, began_count - len(held(state, now)))
+
+
+def wanted_count(state: RunState, now: float, policy: Policy) -> int:
+    """How many refills may be on their way: none while a spare is left, nor where the job or the run ends."""
+    ending, underway = state.ending, state.underway
+    ends = ending.leaving or ending.cancelled_by or ending.gone_at is not None or state.roster.alone
+    if policy.refill_wait_s is None or not policy.can_requeue or policy.observe or ends:
+        return 0
+    if underway.submitting or underway.bringing is not None or underway.after in _LAST:
+        return 0
+    if len(held(state, now)) > state.shape.nodes_count:
+        return 0
+    return missing_count(state, now)
+
+
+_LAST = frozenset({After.SUCCEED, After.CANCEL, After.REQUEUE, After.RETURN})
+
+
+def on_their_way(state: RunState) -> tuple[Refill, ...]:
+    """Refills whose nodes have not joined."""
+    return tuple(one for one in state.roster.refills if one.stage is not RefillStage.HERE)
+
+
+def given_up(state: RunState) -> bool:
+    """Did so many in a row bring nothing that no more are asked for in this job?"""
+    return state.roster.refill_failures_count >= FAILURES_MAX_COUNT
+
+
+def waits_until(state: RunState, now: float, policy: Policy) -> float:
+    """Until when a job with too few nodes holds those that it has for a refill; 0.0: it does not."""
+    can_come = bool(on_their_way(state)) or not given_up(state)
+    if not policy.refill_wait_s or not can_come or not wanted_count(state, now, policy):
+        return 0.0
+    return state.roster.refill_until or now + policy.refill_wait_s
+
+
+def is_waiting(state: RunState) -> bool:
+    """Does the job hold its nodes for a refill now?"""
+    due = state.timers.deadlines.get("nodes")
+    return state.phase is Phase.WAITING and due is not None and due.at == state.roster.refill_until
+
+
+def unwanted(state: RunState, number: int, node: str, own: Collection[str]) -> str:
+    """Why an agent that this refill brought may not join; "" if it may. ``own``: the nodes of the job itself."""
+    if node in own:
+        return f"{node} is a node of the job itself, and no refill can bring it"
+    found = next((one for one in state.roster.refills if one.number == number), None)
+    if found is None:
+        return f"refill {number} is not wanted"
+    if found.node not in {"", node}:
+        return f"refill {number} has brought {found.node} already"
+    return ""

@@ -346,6 +346,8 @@ def test_what_files_tell_counts_where_ranks_tell_nothing() -> None:
     live: Any = desk.store.live
     assert (live["step"], live["log_step"], live["total_steps"], live["loss"]) == (-1, 20, 60, 2.5)
     assert desk.kinds().count("FirstStepSeen") == 1 and desk.kinds().count("ProgressMarked") == 1
+    marked = next(record for record in desk.disk.records(desk.loop.term) if record.kind == "ProgressMarked")
+    assert (marked.event["step"], marked.event["loss"]) == (20, 2.5)  # the curves of a report are drawn from these
     assert (loop.state.attempt.step, loop.state.attempt.total_steps, loop.state.checkpoints.logged_step) == (-1, 60, 20)
     for agent in desk.agents.values():
         agent.step = 31

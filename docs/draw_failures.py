@@ -37,7 +37,7 @@ nodes. What only a machine can cause is the node's on one node, and the environm
 | restart | It restarts the ranks. If ranks fall first on the same node twice, it moves the rank to another node. |
 | once | It restarts once. The same failure again ends the run. On one node before the first step: as *restart*. |
 | end | It ends the run at once if the attempt made no step; else as *once*. |
-| wait | It waits and tries again, with pauses that double, until the budget is spent. |
+| wait | It waits and tries again, with pauses that double, until the budget is spent. See below for one node. |
 | exclude | It excludes the node if another node can take its place, and restarts. |
 | test | It restarts and has the devices of the node tested, if tests are on. |
 | move | It moves the rank to another node at once; after the first step, only if all ranks of the node fell. |
@@ -45,14 +45,27 @@ nodes. What only a machine can cause is the node's on one node, and the environm
 
 A moved rank is an experiment:
 
-- If it falls on the other node too, its code or data is at fault. The run ends and no node is excluded.
+- If it falls on the other node too, its code or data is at fault. The run ends and no node is excluded. If storage is
+  full or a service does not answer on either node, the node is innocent too.
 - If another rank falls first on the first node, gangrun excludes that node.
 - If the rank went to a spare and the run comes past the step of the failure, gangrun excludes the first node, unless a
-  test of its devices came out clean.
+  test of its devices came out clean. If the rank falls like this later, on the other node, the first node is taken
+  back and the run ends.
 
-A rank with an exception that Python itself raises for a bug (`ValueError`, `KeyError`, ...) is not moved, unless all
-ranks of one node raise it before the first step. A rank that somebody killed is not moved either. A verdict that ends
-the run excludes nobody, except for what a check measured.
+The pattern over nodes and attempts decides where no text is known:
+
+| what is seen | what gangrun concludes |
+|---|---|
+| One rank fails in the same way again on the same node, at the same step or not. | The rank moves to another node. |
+| All ranks of one node fail in the same way, and no other rank does. | The environment of the node or the code: the rank moves at once. |
+| A service, a port or storage does not answer on one node only. | It often passes. If it comes again, the rank moves. Where no node is free, nodes change places at once. If all ranks of the node find twice that storage does not answer, the node is excluded. |
+| Only ranks of one of three or more nodes say that they lost a peer, and name none. | The network of that node may be at fault: the rank moves. |
+| All ranks of one node are killed, and no others, twice. | A rank of it moves. |
+| The same failure on many nodes. | The code or the environment: after one restart, it ends the run. |
+
+A rank with an exception for a bug is not moved, unless all ranks of one node raise it: those that Python itself raises
+(`ValueError`, `KeyError`, ...), and what torch says of shapes and types. A rank that somebody killed is not moved
+either. A verdict that ends the run excludes nobody, except for what a check measured.
 
 *Budget*: how many restarts this cause gets without progress, by default.
 

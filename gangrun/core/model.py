@@ -322,6 +322,7 @@ class Move:
     signature: str
     times: int = 2  # how often ranks had fallen first on that node
     is_whole_node: bool = False  # all of the node's several ranks fell, and none because we stopped it
+    excluded: bool = False  # the run came past the step, so the node was excluded: until the rank falls elsewhere too
 
 
 @dataclass(frozen=True, slots=True)

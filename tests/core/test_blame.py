@@ -167,7 +167,7 @@ def test_same_exception_on_two_nodes_at_once_suspects_no_node() -> None:
 
 @pytest.mark.parametrize(
     ("number", "signature", "suspects"),
-    [(28, FULL, ()), (30, FULL, ()), (122, FULL, ()), (5, "", ("n1",)), (121, "", ("n1",))],
+    [(28, FULL, ("n1",)), (30, FULL, ("n1",)), (122, FULL, ("n1",)), (5, "", ("n1",)), (121, "", ("n1",))],
 )
 def test_storage_speaks_through_an_exception(number: int, signature: str, suspects: tuple[str, ...]) -> None:
     full = error(f"[Errno {number}] said the disk", kind="OSError")
@@ -451,8 +451,16 @@ def test_same_again_says_where() -> None:
 )
 def test_weak_signatures_need_the_same_known_step(exit_: RankExit, step: int, before_step: int, final: bool) -> None:
     first = judge(Evidence(exits=(exit_,)), attempt=0, step=before_step)
-    sightings = (Sighting(first.signature, 0, before_step, first.suspects),) if first.signature else ()
+    sightings = (Sighting(first.signature, 0, before_step, ("n2",)),) if first.signature else ()
     assert judge(Evidence(exits=(exit_,)), attempt=1, step=step, sightings=sightings).final is final
+
+
+@pytest.mark.parametrize("exit_", [fell(code=3), fell(signal=11), fell(report=error("unit 3", kind="FluxError"))])
+def test_the_same_at_one_step_of_one_node_moves_the_rank_first(exit_: RankExit) -> None:
+    """A node whose disk is full when a checkpoint is saved fails at the same step each time, too."""
+    first = judge(Evidence(exits=(exit_,)), attempt=0)
+    again = judge(Evidence(exits=(exit_,)), attempt=1, sightings=(Sighting(first.signature, 0, 120, ("n1",)),))
+    assert (again.final, again.moves, again.suspects) == (False, True, ("n1",))
 
 
 def test_a_report_without_signature_gets_one_from_its_words() -> None:
@@ -641,9 +649,11 @@ def test_many_ranks_stuck_in_the_kernel_are_the_storages() -> None:
 def test_same_deadlock_at_the_same_step_is_the_codes() -> None:
     hang = Evidence(hang=Hang(130.0, 120.0, CALM, stacks(WAIT, WAIT, "odd (a.py:3)", WAIT)))
     first = judge(hang, attempt=0)
-    sightings = (Sighting(first.signature, 0, 120, first.suspects),)
+    sightings = (Sighting(first.signature, 0, 120, ("n9",)),)
     assert judge(hang, attempt=1, sightings=sightings).final
     assert not judge(hang, attempt=1, step=121, sightings=sightings).final
+    here = judge(hang, attempt=1, sightings=(Sighting(first.signature, 0, 120, first.suspects),))
+    assert not here.final and here.moves, "its node may be at fault"
     stopped = Evidence(hang=Hang(130.0, 120.0, seen(("n1", "T", 7))))
     assert judge(stopped).signature == "", "whoever stopped a rank twice has not shown that the code is wrong"
 

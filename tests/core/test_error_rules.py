@@ -75,6 +75,9 @@ TEXTS: dict[str, tuple[str, str]] = {
     "certificate": ("SSLError", "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"),
     "container": ("RuntimeError", "OCI runtime create failed"),
     "gpu-other": ("RuntimeError", "CUDA error: something that is new"),
+    "local-access": ("PermissionError", "[Errno 13] Permission denied: '/tmp/torch_extensions/fused'"),
+    "storage-other": ("OSError", "[Errno 95] Operation not supported: '/data/x'"),
+    "credentials": ("NoCredentialsError", "Unable to locate credentials"),
 }  # fmt: skip
 
 

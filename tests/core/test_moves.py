@@ -8,7 +8,7 @@ import pytest
 
 from gangrun.core.events import CheckpointSeen, GangStarted, NodeChecked, RankExited
 from gangrun.core.evidence import ErrorReport, RankExit
-from gangrun.core.model import Cause, Failure, Phase
+from gangrun.core.model import Cause, Exclusion, Failure, Phase
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import move
 from gangrun.core.recovery.error_rules import NO_RULE
@@ -122,7 +122,50 @@ def test_with_a_spare_the_rank_goes_there_and_the_node_is_excluded_once_the_run_
     assert not life.state.health.excluded, "it has fallen at step 20"
     life.mark(21)
     life.says("rank 2 fell first on n1 twice, and on s0 it came past step 20: n1 excluded for 24 h")
-    assert set(life.state.health.excluded) == {"n1"} and life.state.health.move is None
+    assert set(life.state.health.excluded) == {"n1"}
+
+
+def test_a_node_is_taken_back_if_the_rank_falls_like_this_on_the_next_node_later() -> None:
+    life = twice("s0")
+    go_on(life)
+    life.mark(21)
+    assert set(life.state.health.excluded) == {"n1"}
+    falls(life, at_step=30)
+    life.says("rank 2 on s0", "as on n1 before", "its code or its data is at fault and n1 is innocent")
+    assert (life.phase, life.state.health.excluded, life.state.health.move) == (Phase.FAILED, {}, None)
+
+
+def test_so_is_a_node_that_was_excluded_before_since_it_could_not_be_tested() -> None:
+    life = twice("s0")
+    kept = replace(life.state.health, excluded={"n1": Exclusion("could not be tested", life.now, life.now + 9999)})
+    life.state = replace(life.state, health=kept)
+    go_on(life)
+    life.mark(21)
+    falls(life, at_step=30)
+    assert (life.phase, life.state.health.excluded) == (Phase.FAILED, {})
+
+
+def test_another_rank_or_failure_later_leaves_it_excluded() -> None:
+    life = twice("s0")
+    go_on(life)
+    life.mark(21)
+    falls(life, rank=4, at_step=30)
+    assert set(life.state.health.excluded) == {"n1"} and life.phase is not Phase.FAILED
+    for _ in range(2):
+        go_on(life)
+        falls(life, rank=4)
+    assert set(life.state.health.excluded) == {"n1"}
+
+
+def test_storage_that_is_full_on_either_node_is_the_storages() -> None:
+    life = Life(3, 2, SLURM).running()
+    full = ErrorReport("OSError", "[Errno 28] No space left on device: '/data/x'", "full", "Traceback ...", False)
+    for at_step in (10, 20, 20):
+        falls(life, error=full, at_step=at_step)
+        if life.phase is not Phase.FAILED:
+            go_on(life)
+    life.says("as on n1 before", "storage that the nodes share is at fault and n1 is innocent")
+    assert life.state.ending.failure is Failure.STORAGE
 
 
 def test_a_checkpoint_past_the_step_is_no_outcome_before_a_report_says_so() -> None:
@@ -221,8 +264,35 @@ def test_a_text_that_moves_at_once_excludes_a_node_only_if_all_its_ranks_showed_
     go_on(life)
     life.mark(5)
     assert set(life.state.health.excluded) == excluded
-    assert life.state.health.move is None
+    assert (life.state.health.move is not None) == bool(excluded)
     assert "n1" not in life.started().placement.nodes
+
+
+def test_what_no_row_knows_moves_at_once_if_all_ranks_of_one_node_showed_it_and_no_other_did() -> None:
+    life = Life(3, 2, SLURM).running()
+    life.mark(10)
+    for rank in (2, 3):
+        life.exit(rank, error=ODD, code=17)
+    life.stopped()
+    life.says("all ranks of n1 show it and no other does: its environment or the code is at fault", "moves to n0")
+    assert Cause.ENVIRONMENT.value in [one.outcome for one in life.state.attempts]
+    go_on(life)
+    falls(life, rank=0, at_step=20)
+    assert set(life.state.health.excluded) == {"n1"}
+
+
+LOST = ErrorReport("RuntimeError", "Connection closed by peer", "lost", "Traceback ...", True)
+
+
+def test_ranks_of_one_node_that_alone_lose_a_peer_again_and_again_have_a_network_of_their_own() -> None:
+    life = Life(3, 2, SLURM).running()
+    life.mark(10)
+    falls(life, error=LOST)
+    life.says("only ranks of n1 say so, so its own network may be at fault", "moves to n0")
+    go_on(life)
+    life.mark(20)
+    falls(life, rank=0, error=LOST)
+    assert set(life.state.health.excluded) == {"n1"}
 
 
 # ---- what nodes may share, and what passes by itself ---------------------------------------------------------------
@@ -230,18 +300,15 @@ def test_a_text_that_moves_at_once_excludes_a_node_only_if_all_its_ranks_showed_
 STALE = ErrorReport("OSError", "[Errno 116] Stale file handle: '/data/x'", "stale", "Traceback ...", False)
 
 
-def stale_twice(*spares: str) -> Life:
-    """Rank 2 on n1 was the only one of a whole gang that heard twice of storage that does not answer."""
+def stale_once(*spares: str) -> Life:
+    """Rank 2 on n1 was the only one of a whole gang that heard of storage that does not answer."""
     life = Life(3, 2, SLURM).running()
     for name in spares:
         life.join(name)
         life.on(NodeChecked(name, True))
-    for at_step in (10, 20):
-        life.mark(at_step)
-        stale(life, 2)
-        if at_step == 10:
-            assert life.state.health.move is None and not life.state.health.excluded, "it may have passed"
-            go_on(life)
+    life.mark(10)
+    stale(life, 2)
+    assert not life.state.health.excluded, "it may have passed"
     return life
 
 
@@ -254,14 +321,14 @@ def stale(life: Life, *ranks: int) -> None:
     life.stopped()
 
 
-def test_storage_that_fails_one_rank_twice_moves_it_and_no_device_is_tested() -> None:
-    life = stale_twice()
+def test_storage_that_fails_one_rank_moves_it_where_nodes_change_places_and_no_device_is_tested() -> None:
+    life = stale_once()
     life.says("rank 2 of n1 moves to n0", "to tell the node from what nodes share")
     assert not any(node.trial for node in life.state.roster.nodes.values())
 
 
 def test_if_storage_fails_the_rank_on_the_other_node_too_both_are_innocent_and_the_run_goes_on() -> None:
-    life = stale_twice()
+    life = stale_once()
     go_on(life)
     stale(life, 2)
     life.says("as on n1 before: the rank falls on either node, and both are innocent")
@@ -270,15 +337,20 @@ def test_if_storage_fails_the_rank_on_the_other_node_too_both_are_innocent_and_t
 
 
 def test_if_another_rank_meets_that_storage_on_the_node_its_mount_is_at_fault() -> None:
-    life = stale_twice()
+    life = stale_once()
     go_on(life)
     life.mark(30)
     stale(life, 0)
+    life.says("rank 2 fell first on n1, now runs on n0 and did not fall: n1 is at fault")
     assert set(life.state.health.excluded) == {"n1"}
 
 
 def test_a_node_whose_storage_may_have_passed_stays_in_the_job_after_the_move() -> None:
-    life = stale_twice("s0")
+    life = stale_once("s0")
+    assert life.state.health.move is None, "a node that is free is kept for what comes again"
+    go_on(life)
+    life.mark(20)
+    stale(life, 2)
     go_on(life)
     life.mark(21)
     life.says("and on s0 it came past step 20: n1 holds no rank now, and it stays in the job")

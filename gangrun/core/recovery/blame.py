@@ -101,7 +101,7 @@ def judge(
     if load is not None and times >= policy.poison_times_count:
         return poison.verdict(verdict, load, times, policy)
     if again is not None and not times:
-        if _is_open(verdict, again, attempt_step) and _replaceable(scene):
+        if _is_open(verdict, again) and _replaceable(scene):
             return replace(verdict, moves=True)
         elsewhere = {name for one in sightings if one.signature == verdict.signature for name in one.nodes}
         cleared = tuple(natural_sort(elsewhere - set(verdict.suspects)))  # it was taken for those nodes' own
@@ -278,9 +278,15 @@ def _fell(first: RankExit, evidence: Evidence, scene: _Scene) -> Verdict:
         signature = signatures.everywhere(signatures.signal_signature(first.signal), spread.is_many)
         signature = "" if outside else signature
         sentence += _nobody_said_why(first.signal)
-    is_nodes = scene.attempt_step < 0 and _is_whole_node(first, spread, scene)
-    movable = len(suspects) == 1 and signature and (is_nodes or not error_rules.is_plain(first))
-    return Verdict(cause, Failure.SCRIPT, (), suspects, signature, sentence, rank=first.rank if movable else NO_RANK)
+    is_whole = _is_whole_node(first, spread, scene)
+    rank = first.rank if suspects and signature and (is_whole or not error_rules.is_plain(first)) else NO_RANK
+    verdict = Verdict(cause, Failure.SCRIPT, (), suspects, signature, sentence, rank=rank)
+    if not is_whole or cause is not Cause.RANK_ERROR or error_rules.is_plain(first):
+        return verdict
+    sentence += f"; all ranks of {first.node} show it and no other does: its environment or the code is at fault"
+    return replace(
+        verdict, cause=Cause.ENVIRONMENT, sentence=sentence, cure=Cure.MOVE, moves=rank >= 0 and _replaceable(scene)
+    )
 
 
 def _is_whole_node(first: RankExit, spread: Spread, scene: _Scene) -> bool:
@@ -301,6 +307,7 @@ def _ended(first: RankExit, step: str) -> str:
 
 _OF_NODES = frozenset({Cure.EXCLUDE, Cure.TEST, Cure.RESTART, Cure.MOVE})
 _NODES_OWN = frozenset({Cause.HARDWARE, Cause.CPU, Cause.LOCAL_DISK, Cause.NETWORK})
+_REACHED = frozenset({Cause.STORAGE, Cause.SERVICE, Cause.PORT})  # by the node's own mount, name server, route or ports
 _WHOSE = {
     **dict.fromkeys((Cause.STORAGE, Cause.LOCAL_DISK), Failure.STORAGE),
     **dict.fromkeys((Cause.ENVIRONMENT, Cause.FOREIGN_PROCESS, Cause.PORT), Failure.NODE),
@@ -360,13 +367,16 @@ def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, evidence: 
     if spread.is_many and cause in _NODES_OWN and (cause, cure) != (Cause.NETWORK, Cure.WAIT):
         cause = Cause.STORAGE if cure is Cure.WAIT else Cause.ENVIRONMENT
     blamed = spread.nodes if cure is Cure.EXCLUDE else ()
-    may_be_its = cure in _OF_NODES or (cause is Cause.STORAGE and cure is Cure.WAIT and is_sure and not has_one_node)
-    suspects = spread.nodes if may_be_its and not spread.is_many else ()  # storage may be the mount of one node
+    is_whole = _is_whole_node(first, spread, scene)
+    may_be_way = (cause in _REACHED and is_sure) or (cause is Cause.KILLED and is_whole)
+    may_be_its = cure in _OF_NODES or (cure is Cure.WAIT and may_be_way and not has_one_node)
+    suspects = spread.nodes if may_be_its and not spread.is_many else ()
     failure = _WHOSE.get(cause, Failure.SCRIPT)
     sentence = f"{ended}; {error_rules.concluded(rule, cure, spread, first, is_compared=is_sure and not has_one_node)}"
-    signature = signatures.rule_signature(rule.name, cure, first.error)
+    by_name = cure in {Cure.RESTART, Cure.MOVE} and cause in {Cause.STORAGE, Cause.OOM}  # each time of another file
+    signature = signatures.rule_signature(rule.name, Cure.ONCE if by_name else cure, first.error)
     rank = first.rank if len(suspects) == 1 and not blamed else NO_RANK
-    if cure is Cure.WAIT and _is_whole_node(first, spread, scene):
+    if cure is Cure.WAIT and is_whole and cause is Cause.STORAGE:
         rank = NO_RANK  # no rank's own: the same once more, and the node goes
     moves = cure is Cure.MOVE and rank != NO_RANK and _replaceable(scene)
     return Verdict(cause, failure, blamed, suspects, signature, sentence, cure is Cure.END, cure, rank, moves)
@@ -433,10 +443,12 @@ def _on_poor_hardware(verdict: Verdict, evidence: Evidence, scene: _Scene) -> Ve
 _POINTS_AT_NODE = frozenset({Cause.START_FAILED, Cause.AGENT_DIED, Cause.HANG, Cause.VICTIMS_ONLY})
 
 
-def _is_open(verdict: Verdict, before: Sighting, attempt_step: int) -> bool:
-    """May the same failure once more still be one node's? It may if no other node showed it, nor the same step."""
+def _is_open(verdict: Verdict, before: Sighting) -> bool:
+    """May the same failure once more still be one node's? It may if no other node showed it, at the same step too: each
+    attempt first saves to a full disk there, or first comes to a kernel that a sick GPU cannot run.
+    """
     may_be_its = verdict.cure in {Cure.RESTART, Cure.MOVE} and verdict.rank >= 0 and bool(verdict.suspects)
-    return may_be_its and before.nodes == verdict.suspects and not before.step == attempt_step >= 0
+    return may_be_its and before.nodes == verdict.suspects
 
 
 def _replaceable(scene: _Scene) -> bool:
@@ -451,7 +463,8 @@ def _fell_first_again(verdict: Verdict, suspicion: Mapping[str, int], scene: _Sc
     Only where another can take its place, be it in the next job: a suspicion is no reason to end a run.
     """
     known = tuple(name for name in verdict.suspects if suspicion.get(name, 0) > 0)
-    if verdict.cause is Cause.VICTIMS_ONLY and verdict.rank >= 0 and scene.nodes_count == scene.gang_nodes_count > 1:
+    often_passes = verdict.cause is Cause.VICTIMS_ONLY or verdict.cure is Cure.WAIT
+    if often_passes and verdict.rank >= 0 and scene.nodes_count == scene.gang_nodes_count > 1:
         return replace(verdict, moves=True)  # nodes that change places cost no more than a restart
     if not known or verdict.final or verdict.blamed:
         return verdict

@@ -175,7 +175,12 @@ def lost_peers(
         return Verdict(Cause.LEFT_EARLY, Failure.SCRIPT, (), (), _LEFT_EARLY, sentence)
     rank, why = _missed(victims, placement, addresses) if placement is not None else (-1, "")
     if placement is None or rank < 0:
-        return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), "", f"{whole}; which rank left them is not known")
+        unknown, nodes = f"{whole}; which rank left them is not known", {died.node for died in victims}
+        if placement is None or len(nodes) > 1 or len(placement.nodes) <= SPEAKERS_MIN_COUNT:
+            return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), "", unknown)
+        alone = f"{unknown}; only ranks of {first.node} say so, so its own network may be at fault"
+        nodes_own = (first.node,)  # unless it passes
+        return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), nodes_own, "", alone, cure=Cure.WAIT, rank=first.rank)
     node = node_of_rank(placement, rank)
     sentence = f"{whole}; rank {rank} on {node} is suspected, as {why}"
     return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (node,), "", sentence, cure=Cure.TEST, rank=rank)

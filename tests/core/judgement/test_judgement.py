@@ -12,10 +12,6 @@ from tests.core.judgement.player import play
 
 # Development cases that are judged wrongly today, by why. A case that is judged rightly must leave the list.
 KNOWN_WRONG: dict[str, tuple[str, ...]] = {
-    "one rank of a node shows storage that often passes: without a spare, the third restart finds the node": (
-        "stale-h5py-create-on-nas-one-node",
-        "stale-taiyaki-log-on-one-node",
-    ),
     "a fabric on which no node sets up connections may come back, so the whole budget is spent on it": (
         "ib-modify-qp-timed-out-everywhere",
     ),

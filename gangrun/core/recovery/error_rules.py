@@ -385,7 +385,7 @@ RULES: tuple[Rule, ...] = (
     # ---- services outside the gang: they pass ----------------------------------------------------------------------
     Rule("port", "a port that is in use", r"address already in use|eaddrinuse|errno 9[89]\]"
          r"|cannot assign requested address|failed to (add port to server|bind to (address|port))"
-         r"|no address added out of",
+         r"|no address added out of|failed to start the distributed runtime service",
          Cause.PORT, WAIT, WAIT, ERRNO),
     Rule("offline", "a file of a hub that may not be asked",
          r"offline_?mode_?(is_?)?enabled|offline mode is enabled|outgoing traffic has been disabled",

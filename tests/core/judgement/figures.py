@@ -111,7 +111,7 @@ development cases now.
 The *third held-out* cases were collected in the same way, 49 of 64 with a sick node, and written down before any was
 played. **Played once, before any rule was changed, they gave, with a spare and without: cause 95.3 %, node 89.1 %,
 restarts 90.6 %, outcome 90.6 %, everything 82.8 %; 1 healthy node was excluded, and 6 of 49 sick nodes were left in.**
-That is what to expect of failures that nobody has seen yet. Then the rules changed for three reasons: storage that does
+Then the rules changed for three reasons: storage that does
 not answer on one node only, again and again, is that node's mount; a stale file handle mostly passes, so the first one
 excludes nobody; a node that cannot set up RDMA connections may be at fault itself. The eight cases that showed this are
 development cases now, and the table has the other 56.
@@ -119,6 +119,14 @@ development cases now, and the table has the other 56.
 After that, the rules were widened without a look at any held-out case: failures with texts that nobody knows are judged
 by their pattern over nodes and attempts, and the table knows the words of more runtimes, clients and error numbers. One
 figure over all held-out cases, a healthy node excluded, made one rule more careful.
+
+The *fourth held-out* cases were collected in the same way while the rules were widened by family, 53 of 118 with a sick
+node. **Played once, before any rule was changed by them, they gave, with a spare and without: cause 88.1 %, node 98.3 %,
+restarts 97.5 %, outcome 99.2 %, everything 86.4 %; 1 healthy node was excluded, and 1 of 53 sick nodes was left in.** The
+rules before that widening had given 77.1 %, 96.6 %, 97.5 %, 97.5 % and 75.4 %, 1 node and 3 of 53. That is what to expect
+of failures that nobody has seen yet: the cure and the node are mostly right even if the cause has a wrong name. Then one
+rule learnt how JAX says that a port is in use; the case that showed this is a development case now, and the table has the
+other 117.
 
 Each rank, healthy or not, first writes five of 75 lines that libraries and launchers write on healthy nodes, such as a
 device that NCCL does not find; one of them stands on one healthy node only.
@@ -160,6 +168,7 @@ def page(known_wrong: Mapping[str, Sequence[str]]) -> str:
     folders = {"development": played_all("cases"), "held out": played_all("held_out")}
     folders["second held out"] = played_all("held_out_2")
     folders["third held out"] = played_all("held_out_3")
+    folders["fourth held out"] = played_all("held_out_4")
     runs = {name: [run for runs in of.values() for run in runs] for name, of in folders.items()}
     named = [f"- {why}: {', '.join(f'`{name}`' for name in sorted(names))}" for why, names in known_wrong.items()]
     return PAGE.format(

@@ -54,14 +54,16 @@ A moved rank is an experiment:
 
 The pattern over nodes and attempts decides where no text is known:
 
-| what is seen | what gangrun concludes |
-|---|---|
-| One rank fails in the same way again on the same node, at the same step or not. | The rank moves to another node. |
-| All ranks of one node fail in the same way, and no other rank does. | The environment of the node or the code: the rank moves at once. |
-| A service, a port or storage does not answer on one node only. | It often passes. If it comes again, the rank moves. Where no node is free, nodes change places at once. If all ranks of the node find twice that storage does not answer, the node is excluded. |
-| Only ranks of one of three or more nodes say that they lost a peer, and name none. | The network of that node may be at fault: the rank moves. |
-| All ranks of one node are killed, and no others, twice. | A rank of it moves. |
-| The same failure on many nodes. | The code or the environment: after one restart, it ends the run. |
+- One rank fails in the same way again on the same node, at the same step or not: the rank moves to another node.
+- All ranks of one node fail in the same way, and no other rank does: the environment of the node or the code is at
+  fault, and the rank moves at once.
+- A service, a port or storage does not answer on one node only: it often passes. If it comes again, the rank moves.
+  Where no node is free, nodes change places at once. If all ranks of the node find twice that storage does not answer,
+  the node is excluded.
+- Only ranks of one of three or more nodes say that they lost a peer, and name none: the network of that node may be at
+  fault, and the rank moves.
+- All ranks of one node are killed, and no others, twice: a rank of it moves.
+- The same failure on many nodes: the code or the environment. After one restart, it ends the run.
 
 A rank with an exception for a bug is not moved, unless all ranks of one node raise it: those that Python itself raises
 (`ValueError`, `KeyError`, ...), and what torch says of shapes and types. A rank that somebody killed is not moved

@@ -54,6 +54,18 @@ class After(Enum):
     RETURN = "return"  # the same job comes back by itself
 
 
+class Rung(Enum):
+    """By what means the run went on."""
+
+    RESTART = "restart"  # in place: the same ranks on the same nodes
+    MOVE = "move"  # the same nodes, and some ranks changed places
+    SWAP = "swap"  # other nodes, as many ranks
+    SHRINK = "shrink"
+    GROW = "grow"
+    REQUEUE = "requeue"  # another job
+    END = "end"  # by none: the run ended
+
+
 class Failure(Enum):
     """Whose the failure is, as ``status --json`` names it."""
 

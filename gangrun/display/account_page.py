@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
+from gangrun.core.model import Rung
 from gangrun.display.status_page import PageFormat
 from gangrun.display.text import clean, size_words, styled, table, wrapped
 from gangrun.display.times import span_words
+from gangrun.planning.accounts import TimeUse
 from gangrun.planning.cadence import NODE_MTBF_S, STALL_GUESS_S, cadence, expected_mtbf_s
 from gangrun.planning.plan import BY_HAND_S, NOTICING_BY_HAND_S, REPAIR_S, Forecast, PolicyForecast, spares_needed
 from gangrun.runs.ledger import ClusterReport, RunReport, WindowReport
+
+if TYPE_CHECKING:
+    from gangrun.sim.forecast import Ground, WayResult
+
+_CLASSES = (  # of ``simulate``'s second table; what is not named here is gangrun's own time, or that of the script
+    TimeUse.SAVING, TimeUse.LOST, TimeUse.NOTICING, TimeUse.QUEUE, TimeUse.WAITING,
+)  # fmt: skip
 
 
 def share_words(share: float) -> str:
@@ -163,6 +173,66 @@ def cluster_page(found: ClusterReport, look: PageFormat) -> list[str]:
         lines += ["", "not counted, because they cannot be read:"]
         lines += [line for words in found.unreadable for line in wrapped(clean(words), look.columns, "  ", "    ")]
     return lines
+
+
+def simulation_page(
+    ground: Ground, mtbf_s: float | None, interval: str, found: Sequence[WayResult], rounds: int, look: PageFormat
+) -> list[str]:
+    """What ``gangrun simulate`` prints. ``interval``: why gangrun saves as often as it does."""
+    table_of, nodes = ground.table, ground.nodes_count
+    times = "" if rounds == 1 else f", {rounds} times"
+    fails = "nothing stops the run" if mtbf_s is None else f"one that stops the run in {span_words(mtbf_s)}"
+    lines = _facts(
+        (
+            ("machine", f"{nodes * ground.gpus_per_node} GPUs on {nodes} node{'s' * (nodes != 1)}"),
+            ("simulated", f"{span_words(ground.span_s)}{times}, seed {ground.seed}"),
+            ("failures", f"{table_of.name}: {fails}"),
+            ("", table_of.source),
+            ("interval", interval),
+        ),
+        look,
+    )
+    head: tuple[str, ...] = ("policy", "spares", "saves every", "useful", "95 % sure", "failures", "GPU-hours lost")
+    rows = [
+        (
+            one.way.name, str(one.way.spares_count), span_words(one.way.interval_s), share_words(one.useful.share),
+            _bounds(one), str(one.failures_count), f"{one.lost_gpu_h:,.0f}",
+        )
+        for one in found
+    ]  # fmt: skip
+    uses = [
+        (
+            one.way.name,
+            *(_share_of(one.shares.get(use.value, 0.0)) for use in _CLASSES),
+            _share_of(sum(one.shares.get(use.value, 0.0) for use in TimeUse if use not in (*_CLASSES, TimeUse.USEFUL))),
+        )
+        for one in found
+    ]
+    means = [
+        (one.way.name, *(str(one.recoveries.get(rung.value, 0)) for rung in _RUNGS), str(one.excluded_count))
+        for one in found
+    ]
+    told: list[tuple[tuple[str, ...], Sequence[tuple[str, ...]]]] = [
+        (head, rows),
+        (("policy", *(use.value for use in _CLASSES), "the rest"), uses),
+        (("policy", *(_RUNGS[rung] for rung in _RUNGS), "nodes excluded"), means),
+    ]
+    for titles, cells in told:
+        first, *rest = table(titles, cells, look.columns, "")
+        lines += ["", styled(first, "dim", look.color), *rest]
+    return lines
+
+
+_RUNGS = {Rung.RESTART: "in place", Rung.SWAP: "by a spare", Rung.REQUEUE: "by another job", Rung.END: "by a person"}
+
+
+def _bounds(one: WayResult) -> str:
+    low, high = one.useful.low, one.useful.high
+    return "-" if low is None or high is None else f"{low * 100:.2f}-{high * 100:.2f} %"
+
+
+def _share_of(share: float) -> str:
+    return f"{share * 100:.2f} %"
 
 
 def _facts(facts: Iterable[tuple[str, str]], look: PageFormat) -> list[str]:

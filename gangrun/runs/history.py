@@ -14,7 +14,8 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from gangrun.core.nodeset import natural_sort
-from gangrun.runs.ledger import WITH_RUN, TimeAccount, TimeUse
+from gangrun.planning.accounts import TimeUse
+from gangrun.runs.ledger import WITH_RUN, TimeAccount
 from gangrun.wire.record import Record
 
 APART_S = 5.0

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,32 +24,13 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.model import TERMINAL, Cause, Phase, RunState
 from gangrun.core.nodeset import natural_sort
 from gangrun.errors import UserError
+from gangrun.planning.accounts import TimeUse
 from gangrun.planning.plan import BY_HAND_S, NOTICING_BY_HAND_S
 from gangrun.runs.recoveries import Part, Recovery, placed_nodes, recoveries_of
 from gangrun.runs.saves import read_saves
 from gangrun.runs.snapshot import RunSnapshot, read
 from gangrun.runs.status import SCHEMA, AttemptStatus, attempt_status, redone_share
 from gangrun.wire.record import Record
-
-
-class TimeUse(Enum):
-    """What a second was spent on."""
-
-    USEFUL = "useful"
-    SAVING = "checkpoint stall"  # ranks stood still while a save took the state
-    LOST = "lost"  # training that had to be done again
-    QUEUE = "queue"
-    START_UP = "start-up"  # until agents have joined, and until ranks run
-    PREFLIGHT = "preflight"
-    LOADING = "loading"  # until the checkpoint is chosen and verified
-    COMPILE = "compile"  # from the start of all ranks to their first step: imports, loading, compiling
-    NOTICING = "noticing"
-    STOPPING = "stopping"
-    FENCING = "fencing"
-    WAITING = "waiting"  # for nodes, a back-off, a service
-    IDLE_SPARE = "idle spare"
-    UNUSABLE = "unusable"  # in the job, but lost or excluded
-
 
 _OF_PART = {
     Part.NOTICED: TimeUse.NOTICING,

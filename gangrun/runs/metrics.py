@@ -15,8 +15,9 @@ from gangrun.adapters.fs.run_dir import RunPaths, read_notifications
 from gangrun.core.machine.transitions import may_hold_ranks
 from gangrun.core.model import Phase, RunState
 from gangrun.core.nodes.standing import active
+from gangrun.planning.accounts import TimeUse
 from gangrun.runs.follow import JournalReplay
-from gangrun.runs.ledger import TimeUse, report_of
+from gangrun.runs.ledger import report_of
 from gangrun.runs.snapshot import RunSnapshot, snapshot_of, spec_of
 from gangrun.runs.status import Status, recovery_statuses, status_of
 from gangrun.wire.record import Record

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from gangrun.core.model import TERMINAL, After, Phase
+from gangrun.core.model import TERMINAL, After, Phase, Rung
 from gangrun.core.nodeset import NodesetError, unfold
 from gangrun.core.text import known_step
 from gangrun.wire.record import Record, RecordError, whole_placement
@@ -37,18 +37,6 @@ class Part(Enum):
     CHOSEN = "chosen"  # of the checkpoint, which all nodes verify
     STARTED = "started"  # until all ranks run
     FIRST_STEP = "first_step"  # until a rank told its first step
-
-
-class Rung(Enum):
-    """By what means the run went on."""
-
-    RESTART = "restart"  # in place: the same ranks on the same nodes
-    MOVE = "move"  # the same nodes, and some ranks changed places
-    SWAP = "swap"  # other nodes, as many ranks
-    SHRINK = "shrink"
-    GROW = "grow"
-    REQUEUE = "requeue"  # another job
-    END = "end"  # by none: the run ended
 
 
 class Recovery(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from gangrun import errors
 from gangrun.cli.main import COMMANDS, MEANT
 from gangrun.cli.manage import ConfigReport
 from gangrun.cli.plan import PlanReport
+from gangrun.cli.simulate import SimulationReport
 from gangrun.cli.submit import SUBMIT_COMMON
 from gangrun.cli.train import RUN_COMMON
 from gangrun.config.settings import GROUPS, SETTINGS, Setting
@@ -46,6 +47,7 @@ LEARNT = {
     "timeout_s": "learned",
     "save_lead_s": "`checkpoint_grace_s`",
     "exclusions_per_hour_max_count": "5 % of nodes or 2",
+    "refill_wait_s": "off",
 }
 UNITS = {"_s": "s", "_count": "count"}
 
@@ -151,6 +153,7 @@ PRINTED: dict[str, type[msgspec.Struct]] = {
     "report --all": ClusterReport,
     "resume (on Slurm)": ResumedRun,
     "run --detach, resume --detach": DetachedRun,
+    "simulate": SimulationReport,
     "status": Status,
     "status --all": RunList,
     "submit": SubmittedRun,

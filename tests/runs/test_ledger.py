@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gangrun.core.events import NodeLost
-from gangrun.runs.ledger import Ledger, TimeUse, failures_by_cause, ledger_of, node_failures
+from gangrun.planning.accounts import TimeUse
+from gangrun.runs.ledger import Ledger, failures_by_cause, ledger_of, node_failures
 from gangrun.runs.snapshot import read
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
 from gangrun.sim.sweep import failing

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from gangrun.core.events import NodeHeard, NodeSilent, ProgressMarked
-from gangrun.core.model import Savers
+from gangrun.core.model import Rung, Savers
 from gangrun.display.status_page import RUNG_WORDS
-from gangrun.runs.recoveries import Part, Recovery, Rung, recoveries_of
+from gangrun.runs.recoveries import Part, Recovery, recoveries_of
 from gangrun.runs.snapshot import read
 from gangrun.runs.status import recovery_statuses, status_of, with_recoveries
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World

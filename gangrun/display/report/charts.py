@@ -16,8 +16,8 @@ from gangrun.core.text import counted
 from gangrun.display.report.markup import key_of, text
 from gangrun.display.text import number_words
 from gangrun.display.times import span_words
+from gangrun.planning.accounts import TimeUse
 from gangrun.runs.history import JobSpan, NodeRow
-from gangrun.runs.ledger import TimeUse
 from gangrun.runs.status import AttemptStatus
 
 WIDTH, LEFT, RIGHT = 1080, 150, 12

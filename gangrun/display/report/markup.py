@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from gangrun.display.text import block, clean
-from gangrun.runs.ledger import TimeUse
+from gangrun.planning.accounts import TimeUse
 
 # Each class with its colour on white and on black. Training is green, starting is blue, recovering is orange.
 COLORS = {

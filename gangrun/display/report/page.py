@@ -26,9 +26,10 @@ from gangrun.display.report.markup import document, figure, folded, keys, pre, s
 from gangrun.display.status_page import RUNG_WORDS, PageFormat, amount_words, exact_words
 from gangrun.display.text import number_words
 from gangrun.display.times import clock_words, date_words, span_words
+from gangrun.planning.accounts import TimeUse
 from gangrun.runs import history
 from gangrun.runs.failures import exits_of, first_of, groups_of
-from gangrun.runs.ledger import RunReport, TimeUse, node_failures, run_account
+from gangrun.runs.ledger import RunReport, node_failures, run_account
 from gangrun.runs.recoveries import recoveries_of
 from gangrun.runs.snapshot import RunSnapshot
 from gangrun.runs.status import AttemptStatus, RecoveryStatus, Status, job_number, status_of

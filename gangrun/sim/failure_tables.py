@@ -48,9 +48,9 @@ class FailureCause:
 class RecoverySeconds:
     """What each part of a recovery takes, without what the core decides to wait for.
 
-    Medians of ``benchmarks/recovery.py`` and ``benchmarks/preflight.py`` on small clusters with a script that imports
-    no torch: a silent node costs 3.1 s until the next step, a node without a spare 10.0 s, a rank 0.2 s. A real script
-    has its own imports, loading and first step: give them.
+    Two sums are medians that ``benchmarks/lost_node.py`` measured on a small cluster with a script that imports no
+    torch: a silent node costs 3.1 s until the next step, a node without a spare 10.0 s. How they divide is assumed, and
+    so are the times to notice a device and a hang. A real script has its own imports, loading and first step.
     """
 
     notice_rank: float = 0.05

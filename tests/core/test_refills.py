@@ -111,6 +111,15 @@ def test_a_gang_that_goes_on_smaller_gets_a_spare_and_its_checks_come_at_once() 
     assert (life.state.roster.refills[0].job, life.state.roster.refills[0].waits) == ("77", "")
 
 
+def test_a_smaller_gang_grows_onto_the_node_of_a_refill() -> None:
+    life = shrunk()
+    life.again()
+    life.on(GangStarted(1))
+    bring(life)
+    life.on(NodeChecked("m0", True), after_s=SPARE.grow_every_s)
+    life.says("m0 passed its checks", "the run grows from 2 to 3 ranks at the next checkpoint")
+
+
 def test_none_is_asked_for_while_a_spare_is_left() -> None:
     life = Life(2, 1, SPARE)
     life.names.append("n2")

@@ -160,7 +160,7 @@ class AlertKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """What somebody should look at. Nothing acts on it; see ``recovery.pace_rules`` and ``recovery.growth_rules``."""
+    """What somebody should look at. Nothing acts on it; see ``recovery.pace_rules`` and ``recovery.fill_rules``."""
 
     kind: AlertKind
     node: str = ""  # "": all of them

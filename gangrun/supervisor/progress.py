@@ -22,7 +22,7 @@ from gangrun.core.evidence import Anomaly, AnomalyKind, StateFigures
 from gangrun.core.model import Phase, RunState
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import alerts
-from gangrun.core.recovery.growth_rules import GrowthAlerts
+from gangrun.core.recovery.fill_rules import FillAlerts
 from gangrun.core.recovery.hang import HangWatch, Quiet, Stall
 from gangrun.core.recovery.loss_rules import CALM_COUNT
 from gangrun.core.recovery.pace_rules import PaceWatch
@@ -177,7 +177,7 @@ class GangAlerts:
     """What one attempt's speed and resources show, from all nodes: an event only for what changes."""
 
     def __init__(self, policy: Policy, now: float) -> None:
-        self._paces, self._growths = PaceWatch(policy.trends, now), GrowthAlerts(policy.trends)
+        self._paces, self._growths = PaceWatch(policy.trends, now), FillAlerts(policy.trends)
         self._adopted = False
 
     def observe(self, node: str, reading: RankSample, now: float) -> None:

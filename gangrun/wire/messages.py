@@ -14,7 +14,7 @@ import msgspec
 from gangrun.core.checkpoints.memory import Holding
 from gangrun.core.evidence import Anomaly, RankStack
 from gangrun.core.model import BrokenSlot, Met
-from gangrun.core.recovery.growth_rules import FillTrend
+from gangrun.core.recovery.fill_rules import FillTrend
 from gangrun.core.recovery.pace_rules import Pace
 from gangrun.core.recovery.standing import Stand
 

@@ -12,7 +12,7 @@ from gangrun.core.events import AlertSeen, AnomalySeen
 from gangrun.core.evidence import Alert, AlertKind, Anomaly, AnomalyKind, SeenAlert
 from gangrun.core.model import Attempt, RunState, Shape
 from gangrun.core.policy import Policy, TrendPolicy
-from gangrun.core.recovery.growth_rules import FillTrend
+from gangrun.core.recovery.fill_rules import FillTrend
 from gangrun.core.recovery.pace_rules import Pace
 from gangrun.supervisor.progress import RATE_OVER_S, GangAlerts, GangAnomalies, GangFigures, Rate
 from gangrun.wire.messages import RankSample

@@ -48,7 +48,7 @@ from gangrun.agent.ranks.stop import (
     job_of,
 )
 from gangrun.core.events import StacksTaken
-from gangrun.core.recovery.growth_rules import FillTrend, NodeGrowth
+from gangrun.core.recovery.fill_rules import FillTrend, NodeFill
 from gangrun.core.recovery.hang import LONG_PHASES
 from gangrun.core.recovery.pace_rules import RankPaces
 from gangrun.core.recovery.standing import SUSPECT_S, Look, NodeStands, without_repeated_places
@@ -154,7 +154,7 @@ class RankGang:
         )
         self._gang: _Gang | None = None  # of the newest attempt, also once it has ended: its slots may still be asked
         self._stands = NodeStands()
-        self._paces, self._growth = RankPaces(spec.trends), NodeGrowth(spec.trends)
+        self._paces, self._growth = RankPaces(spec.trends), NodeFill(spec.trends)
         self._room = NodeRoom()
         self._use_at, self._growths = -math.inf, dict[int, tuple[FillTrend, ...]]()
         self._ladder: StopLadder | None = None

@@ -25,7 +25,7 @@ from gangrun.agent.ranks.exits import WatchedRank, oom_file
 from gangrun.agent.ranks.logs import RankLogs
 from gangrun.core.evidence import Anomaly, Collective, RankStack
 from gangrun.core.recovery import flight_recorder
-from gangrun.core.recovery.growth_rules import NodeUse
+from gangrun.core.recovery.fill_rules import NodeUse
 from gangrun.core.recovery.loss_rules import LossWatch
 from gangrun.core.recovery.standing import Look
 from gangrun.node import place_page

@@ -1,6 +1,6 @@
 """Alerts on the speed and the resources of the training: remembered, told, and explained by what nodes' checks found.
 
-``pace_rules`` and ``growth_rules`` find them. Nothing acts on an alert. It is open from the event that tells of it to
+``pace_rules`` and ``fill_rules`` find them. Nothing acts on an alert. It is open from the event that tells of it to
 the one that says it is over, or to the end of its attempt.
 """
 

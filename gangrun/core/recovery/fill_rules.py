@@ -5,7 +5,7 @@ does not grow. A series *grows* if its slope (Theil-Sen: the median of the slope
 and each third of the window lies above the one before it by no less than ``LEVEL_SHARE`` of the step before: what
 fills up after a start and then levels off does not grow, and neither does what varies by more than it grows.
 Growth is told if the limit would be reached within ``full_within_s``. The agent asks these rules every few seconds and
-puts what they say into its heartbeats; ``GrowthAlerts`` (the supervisor's) makes events of it.
+puts what they say into its heartbeats; ``FillAlerts`` (the supervisor's) makes events of it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class NodeUse:
     shared_left: int = -1
 
 
-class NodeGrowth:
+class NodeFill:
     """The agent's: one series for each rank and thing, over one attempt."""
 
     def __init__(self, policy: TrendPolicy) -> None:
@@ -150,7 +150,7 @@ class _Told:
     seen_at: float
 
 
-class GrowthAlerts:
+class FillAlerts:
     """One attempt's, of all nodes: an alert is over once no heartbeat has told of it for a window. It is told again if
     less than half of the time is left that was told: growth that has just begun looks slower than it is.
     """
@@ -163,13 +163,13 @@ class GrowthAlerts:
     def adopt(self, alerts: Iterable[Alert], now: float) -> None:
         """What an earlier supervisor told in this attempt, and is not over."""
         for one in alerts:
-            if one.kind in GROWTH_KINDS:
+            if one.kind in FILL_KINDS:
                 self._open[one.key] = _Told(one, now + one.in_s, now)
 
     def observe(self, node: str, rank: int, growths: Iterable[FillTrend], now: float) -> None:
         """What a rank's newest heartbeat tells."""
         for one in growths:
-            if one.kind not in GROWTH_WORDS:
+            if one.kind not in FILL_WORDS:
                 continue  # a newer agent's
             kind = AlertKind(one.kind)
             named = -1 if kind is AlertKind.SHARED_MEMORY else rank
@@ -200,5 +200,5 @@ class GrowthAlerts:
         return [*((alert, False) for alert in fresh), *((alert, True) for alert in over)]
 
 
-GROWTH_KINDS = frozenset({AlertKind.MEMORY, AlertKind.SHARED_MEMORY, AlertKind.FILES})
-GROWTH_WORDS = frozenset(kind.value for kind in GROWTH_KINDS)
+FILL_KINDS = frozenset({AlertKind.MEMORY, AlertKind.SHARED_MEMORY, AlertKind.FILES})
+FILL_WORDS = frozenset(kind.value for kind in FILL_KINDS)

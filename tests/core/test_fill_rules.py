@@ -10,11 +10,11 @@ import pytest
 
 from gangrun.core.evidence import Alert, AlertKind
 from gangrun.core.policy import TrendPolicy
-from gangrun.core.recovery.growth_rules import (
+from gangrun.core.recovery.fill_rules import (
     NEVER,
+    FillAlerts,
     FillTrend,
-    GrowthAlerts,
-    NodeGrowth,
+    NodeFill,
     NodeUse,
     Series,
     look_every_s,
@@ -64,7 +64,7 @@ def test_less_than_a_window_tells_nothing() -> None:
 def grown(
     use: Callable[[float], NodeUse], policy: TrendPolicy = POLICY, for_s: int = 700
 ) -> dict[int, tuple[FillTrend, ...]]:
-    growth = NodeGrowth(policy)
+    growth = NodeFill(policy)
     found: dict[int, tuple[FillTrend, ...]] = {}
     for now in range(0, for_s, 5):
         found = growth.look(use(float(now)), float(now))
@@ -117,14 +117,14 @@ def test_open_files_and_shared_memory_count_against_their_own_limits() -> None:
 
 
 def test_each_attempt_begins_anew_and_zero_turns_it_off() -> None:
-    growth = NodeGrowth(POLICY)
+    growth = NodeFill(POLICY)
     for now in range(0, 700, 5):
         growth.look(leak((20_000_000,))(float(now)), float(now))
     growth.begin()
     assert growth.look(leak((20_000_000,))(700.0), 700.0) == {}
     assert (growth.look_every_s, look_every_s(TrendPolicy(window_s=20.0))) == (5.0, 1.0)
     for off in (TrendPolicy(window_s=0.0), TrendPolicy(full_within_s=0.0)):
-        assert NodeGrowth(off).look_every_s == NEVER
+        assert NodeFill(off).look_every_s == NEVER
 
 
 # ---- all nodes -------------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ MEMORY = FillTrend("memory", 2400.0, 20e6, 1)
 
 
 def test_one_event_when_it_begins_and_one_when_no_heartbeat_has_told_of_it_for_a_window() -> None:
-    alerts = GrowthAlerts(POLICY)
+    alerts = FillAlerts(POLICY)
     assert (alerts.due_at, alerts.take(0.0)) == (NEVER, [])
     alerts.observe("n3", 5, [MEMORY], 10.0)
     assert alerts.due_at == -NEVER
@@ -149,7 +149,7 @@ def test_one_event_when_it_begins_and_one_when_no_heartbeat_has_told_of_it_for_a
 
 
 def test_it_is_told_again_once_half_of_the_time_that_was_left_is_gone() -> None:
-    alerts = GrowthAlerts(POLICY)
+    alerts = FillAlerts(POLICY)
     alerts.observe("n3", 5, [MEMORY], 0.0)
     alerts.take(0.0)
     alerts.observe("n3", 5, [MEMORY._replace(in_s=1200.0)], 100.0)
@@ -161,14 +161,14 @@ def test_it_is_told_again_once_half_of_the_time_that_was_left_is_gone() -> None:
 
 
 def test_shared_memory_is_the_nodes_and_what_a_newer_agent_tells_is_passed_over() -> None:
-    alerts = GrowthAlerts(POLICY)
+    alerts = FillAlerts(POLICY)
     alerts.observe("n3", 5, [FillTrend("shared memory", 60.0, 1e6), FillTrend("of a later release", 1.0, 1.0)], 10.0)
     ((alert, over),) = alerts.take(10.0)
     assert (alert.kind, alert.node, alert.rank, over) == (AlertKind.SHARED_MEMORY, "n3", -1, False)
 
 
 def test_what_an_earlier_supervisor_told_is_not_told_again() -> None:
-    alerts = GrowthAlerts(POLICY)
+    alerts = FillAlerts(POLICY)
     known = Alert(AlertKind.MEMORY, "n3", 5, in_s=2400.0, per_s=20e6)
     alerts.adopt([known, Alert(AlertKind.SLOWER)], 0.0)
     alerts.observe("n3", 5, [MEMORY], 10.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gangrun.adapters.slurm.scheduler import Controller, JobFacts, SchedulerSilent
+from gangrun.adapters.slurm.scheduler import Controller, JobFacts, Maintenance, SchedulerSilent
 from gangrun.adapters.slurm.watch import JobWatch
 from gangrun.core.events import Notice, Stamped
 from gangrun.sim import World
@@ -45,6 +45,10 @@ class SimController:
     def controller(self) -> Controller:
         now = self._scheduler.world.timeline.now
         return Controller(KILL_WAIT_S, EPOCH_S + now if now >= self._scheduler.moods.down_until else None)
+
+    def maintenance(self) -> tuple[Maintenance, ...]:
+        """No administrator of this world announces any."""
+        return ()
 
     def job(self, name: str, *, within_s: float) -> JobFacts | None:
         scheduler, job = self._scheduler, self._scheduler.job_of(name)

@@ -64,7 +64,7 @@ MACHINE = {
 OPEN = {
     "exit 17": ErrorText(code=17),
     "segv": ErrorText(code=None, signal=11),
-    "runtime error": _raised("RuntimeError", "The size of tensor a must match the size of tensor b"),
+    "runtime error": _raised("RuntimeError", "the state of the optimizer is inconsistent"),
     "illegal access": _raised("RuntimeError", "CUDA error: an illegal memory access was encountered"),
 }
 BUGS = {

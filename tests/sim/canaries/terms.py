@@ -279,8 +279,8 @@ def judges_with_a_dead_disk() -> Swaps:
 def promises_too_early() -> Swaps:
     """An agent that missed one ack promises itself to somebody else, whatever others say of the supervisor."""
 
-    def init(self: Any, me: Any, incarnation: str, timing: Any, *rest: Any) -> None:
-        original(self, me, incarnation, replace(timing, takeover_after_s=1.2), *rest)
+    def init(self: Any, me: Any, incarnation: str, timing: Any, *rest: Any, **more: Any) -> None:
+        original(self, me, incarnation, replace(timing, takeover_after_s=1.2), *rest, **more)
 
     def on_pong(self: Any, pong: Any, *rest: Any) -> Any:
         return heard(self, msgspec.structs.replace(pong, unacked_s=99.0), *rest)

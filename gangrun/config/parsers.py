@@ -240,7 +240,9 @@ def refill(value: object) -> float | None:
         return REFILLS[word]
     if word != "wait" or not minutes:
         raise BadValue(f"{value!r} is not one of off, spare, wait:MINUTES", "write wait:10 for ten minutes")
-    seconds = 60.0 * positive_span_s(converted(minutes, float, "a number of minutes"))
+    seconds = 60.0 * converted(minutes, float, "a number of minutes")
+    if not seconds > 0:
+        raise BadValue(f"{value!r} holds nodes for no time", "write wait:10 for ten minutes, or spare to hold none")
     if seconds > REFILL_MAX_S:
         raise BadValue(f"{value!r} is longer than a week", "nodes that are held cost what nodes at work cost")
     return seconds

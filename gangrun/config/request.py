@@ -24,6 +24,7 @@ from gangrun.config.layers import BY_NAME, DEFAULT, Value, layered, unknown_vari
 from gangrun.config.secrets import is_secret, redacted, secret_names
 from gangrun.config.slurm_script import literal
 from gangrun.core.policy import HangPolicy, Policy, PolicyError, Timing, TrendPolicy
+from gangrun.core.text import counted
 from gangrun.errors import UserError
 from gangrun.frameworks.framework import AUTO, FILE, Framework, frameworks_of
 from gangrun.wire.spec import CheckpointSpec, HealthSpec, LogSpec, NotifySpec, RunSpec
@@ -363,7 +364,7 @@ def _refuse_other_sizes(
             nodes = next((count for count in range(1, nodes_count + 1) if not count * ranks % multiple), 0)
             hint = "change --nodes, --nproc-per-node or --world-multiple-of"
             if nodes and not slots_min:
-                hint = f"with {ranks} ranks per node, a multiple of {nodes} nodes fits"
+                hint = f"with {counted(ranks, 'rank')} per node, a multiple of {counted(nodes, 'node')} fits"
             words = f"{flag} means {size} ranks, which is no multiple of {multiple} (--world-multiple-of)"
             raise UserError("usage", words, hint)
 

@@ -46,7 +46,7 @@ def test_what_a_missing_node_leads_to(text: str, wait_s: float | None) -> None:
 def test_a_refill_that_cannot_be_is_refused(home: Path, gangrun: Call, text: str) -> None:
     said = gangrun("submit", "--dry-run", "--refill", text, "true")
     assert said.code == 2, said.out
-    assert "--refill" in said.err
+    assert f"--refill: {text!r}" in said.err, "the value as it was given"
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def refill(value: object) -> float | None:
         return REFILLS[word]
     if word != "wait" or not minutes:
         raise BadValue(f"{value!r} is not one of off, spare, wait:MINUTES", "write wait:10 for ten minutes")
-    seconds = 60.0 * converted(minutes, float, "a number of minutes")
+    seconds: float = 60.0 * converted(minutes, float, "a number of minutes")
     if not seconds > 0:
         raise BadValue(f"{value!r} holds nodes for no time", "write wait:10 for ten minutes, or spare to hold none")
     if seconds > REFILL_MAX_S:

@@ -267,7 +267,7 @@ class Node:
 
     @property
     def counts(self) -> bool:
-        """Does its agent's word count for a majority? A node that a refill brought is in another job of Slurm's."""
+        """Does its agent's word count for a majority? A node that a refill brought belongs to another job."""
         return not self.lost and not self.refill
 
     @property

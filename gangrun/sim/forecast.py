@@ -10,7 +10,7 @@ Simplified: a node is one slot with one rank; all nodes of a job join at one mom
 was lost comes back in the next job only; a failure of ranks has a cause of its own each time; storage that does not
 answer halts training; nothing but a failure ends a job.
 
-``by_hand`` meets the same failures as most people do: torchrun restarts ranks, and a person or Slurm the job.
+``by_hand`` meets the same failures as most people do: torchrun restarts ranks, and a person or the scheduler the job.
 """
 
 from __future__ import annotations

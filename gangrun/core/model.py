@@ -266,6 +266,11 @@ class Node:
     broken_slots: tuple[BrokenSlot, ...] = ()
 
     @property
+    def away(self) -> bool:
+        """Is it silent or lost?"""
+        return self.lost or self.silent_since is not None
+
+    @property
     def counts(self) -> bool:
         """Does its agent's word count for a majority? A node that a refill brought belongs to another job."""
         return not self.lost and not self.refill

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 
+NAMED_MAX_COUNT = 256  # a sentence counts more nodes than that instead of naming them
 EXPANSION_MAX_COUNT = 100_000  # a typo such as n[1-999999999] must not eat the memory
 
 _DIGITS = re.compile(r"([0-9]+)")
@@ -47,6 +48,13 @@ def fold(names: Iterable[str]) -> str:
             groups.setdefault((head, tail), []).append(number)
     folded = [_folded(head, numbers, tail) for (head, tail), numbers in groups.items()]
     return ",".join(natural_sort([*folded, *plain]))
+
+
+def named(names: Collection[str]) -> str:
+    """The names folded, or how many they are: one sentence of each of thousands of nodes that names all others would
+    cost the square of their number, in the journal too.
+    """
+    return fold(names) if len(names) <= NAMED_MAX_COUNT else f"{len(names)} nodes"
 
 
 def fold_in_order(names: Sequence[str]) -> tuple[str, ...] | None:

@@ -159,8 +159,7 @@ def node_counts(state: RunState) -> dict[str, int]:
     found = {"training": 0, "spare": 0, "away": 0, "excluded": len(excluded)}
     for name, node in state.roster.nodes.items():
         if name not in excluded:
-            away = node.lost or node.silent_since is not None
-            found["away" if away else "training" if name in placed else "spare"] += 1
+            found["away" if node.away else "training" if name in placed else "spare"] += 1
     return found
 
 

@@ -60,7 +60,7 @@ def squares_of(reading: RunSnapshot) -> tuple[NodeSquares, ...]:
     state = reading.state
     if state is None:
         return ()
-    gone = {name for name, node in state.roster.nodes.items() if node.lost or node.silent_since is not None}
+    gone = {name for name, node in state.roster.nodes.items() if node.away}
     gone |= active(state.health.excluded, state.updated_at).keys() & state.roster.nodes.keys()
     found = _placed(reading, state, gone)
     rest = [node for node in natural_sort(state.roster.nodes) if node not in found]

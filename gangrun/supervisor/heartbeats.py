@@ -337,7 +337,7 @@ class Silence:
         """Suspects as the last term left them."""
         self._able = None
         for name, node in state.roster.nodes.items():
-            if node.lost or node.silent_since is not None:
+            if node.away:
                 self.suspects.setdefault(name, Suspect(node.silent_since or 0.0))
             if node.lost:
                 self.lost.add(name)

@@ -15,8 +15,8 @@ from gangrun.core.events import (
     Notice,
     NoticeKind,
 )
-from gangrun.core.machine.starting import NAMED_MAX_COUNT
 from gangrun.core.model import Failure, Phase
+from gangrun.core.nodeset import NAMED_MAX_COUNT
 from gangrun.core.policy import Policy
 from tests.core.life import Life, fatal, warning
 

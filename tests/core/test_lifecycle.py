@@ -61,6 +61,7 @@ from gangrun.core.model import (
     StartStage,
     Timers,
 )
+from gangrun.core.nodeset import NAMED_MAX_COUNT
 from gangrun.core.policy import Policy
 from gangrun.health.gpu.xid_table import XidClass, row_of
 from tests.core.life import Life, at, fatal, saved
@@ -447,6 +448,22 @@ def test_a_wait_for_nodes_ends_when_enough_are_back() -> None:
     life.on(NodeHeard("n1"))
     life.says("n1 sends heartbeats again", "2 nodes usable, 3 needed")
     life.on(NodeHeard("n2"))
+    assert life.phase is Phase.STARTING
+
+
+def test_of_thousands_that_come_back_each_is_told_in_a_short_sentence() -> None:
+    """Naming all others in the sentence of each took more time than they had until they counted as silent again."""
+    life = Life(2 * NAMED_MAX_COUNT).running()
+    away = life.names[::2]
+    for name in away:
+        life.on(NodeLost(name, 90.0, "lost"))
+    life.stopped()
+    assert life.phase is Phase.WAITING
+    for name in away[:-1]:
+        life.on(NodeHeard(name))
+    life.says(f"{away[-2]} sends heartbeats again", f"{len(life.names) - 1} of {len(life.names)} nodes")
+    assert len(life.reason) < 100
+    life.on(NodeHeard(away[-1]))
     assert life.phase is Phase.STARTING
 
 

@@ -15,6 +15,7 @@ from gangrun.core.nodes import placement
 from gangrun.core.nodes.placement import NotEnough, place
 from gangrun.core.nodes.placement import how_restarted as how
 from gangrun.core.nodes.standing import USABLE, NodeStanding, StandingKind, Use, are_many, standing_of, use_of
+from gangrun.core.nodeset import NAMED_MAX_COUNT
 from gangrun.core.policy import Policy
 
 SHAPE = Shape(nodes_count=3, nodes_min_count=2, slots_per_node=2, ranks_per_slot=1)
@@ -58,6 +59,14 @@ def test_each_way_of_being_unusable() -> None:
         "1 node usable, 2 needed: n2 lost; n[3,7] silent; n4 failed its check (GPU 3 is lost);"
         " n5 has only 1 slot of the 2 needed; n6 excluded (XID 79); 2 nodes not here",
     )
+
+
+def test_more_nodes_than_a_person_reads_are_counted() -> None:
+    nodes = roster(*(f"n{i}" for i in range(2 * NAMED_MAX_COUNT + 3)))
+    nodes |= {name: replace(node, lost=True) for name, node in nodes.items() if name != "n5"}
+    result = place(nodes, {}, SHAPE)
+    assert isinstance(result, NotEnough)
+    assert result.why == f"1 node usable, 2 needed: {2 * NAMED_MAX_COUNT + 2} nodes lost"
 
 
 def test_not_yet_checked_counts_as_usable() -> None:

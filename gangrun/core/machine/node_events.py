@@ -87,7 +87,7 @@ def absent(state: RunState, event: events.NodeAbsent, now: float, policy: Policy
     if state.phase is Phase.PENDING and not state.ending.leaving and absences.nobody_else_comes(after.roster):
         return starting.with_those_who_came(after, now, policy)
     if "nodes" in state.timers.deadlines and choose.still_joining(state, now):
-        away = any(node.lost or node.silent_since is not None for node in after.roster.nodes.values())
+        away = any(node.away for node in after.roster.nodes.values())
         if not away and not choose.still_joining(after, now):
             return choose.begin_checks(after, now, policy, decision.reason)
     return decision

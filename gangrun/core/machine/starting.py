@@ -23,12 +23,10 @@ from gangrun.core.evidence import Evidence
 from gangrun.core.machine.transitions import enter, finish, ignored, stay, stop_all, with_deadline
 from gangrun.core.model import After, Failure, Phase, RunState, StartStage, Underway
 from gangrun.core.nodes import absences, device_test, placement, quarantine, roster
-from gangrun.core.nodeset import fold
+from gangrun.core.nodeset import NAMED_MAX_COUNT, fold
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import anomalies, budget, choose
 from gangrun.core.text import counted, step_words
-
-NAMED_MAX_COUNT = 256  # more nodes than that are counted, not named
 
 
 def count_heads(state: RunState, now: float, policy: Policy, reason: str) -> Decision:
@@ -66,7 +64,7 @@ def when_checked(state: RunState, now: float, policy: Policy, reason: str) -> De
     """CHECKING: the last answer starts the gang."""
     waiting_count = device_test.awaited_count(state, now)
     if waiting_count:
-        # Said once per answer, so naming thousands each time would cost the square of their number, on disk too.
+        # Who they are is found out only if they are named: it is said once per answer.
         few = waiting_count <= NAMED_MAX_COUNT
         rest = fold(device_test.awaited(state, now)) if few else counted(waiting_count, "node")
         return stay(state, f"{reason}; waiting for {rest}", loud=True)

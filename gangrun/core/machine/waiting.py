@@ -13,7 +13,7 @@ from gangrun.core.events import ActDone, ActFailed, ActUnknown, DeadlinePassed
 from gangrun.core.machine.transitions import finish, refused, stay, with_deadline
 from gangrun.core.model import Failure, Phase, RunState
 from gangrun.core.nodes import placement
-from gangrun.core.nodeset import fold
+from gangrun.core.nodeset import NAMED_MAX_COUNT, fold
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import choose
 
@@ -37,6 +37,10 @@ def go_on_if_enough(state: RunState, now: float, policy: Policy, reason: str) ->
     """A node is here or back, which may be what the run waits for."""
     if "nodes" not in state.timers.deadlines:
         return stay(state, reason)
+    needed, here = state.shape.nodes_min_count, sum(not node.away for node in state.roster.nodes.values())
+    if here < needed and len(state.roster.nodes) > NAMED_MAX_COUNT:
+        # Of thousands that fall silent together each comes back with an event of its own: each must cost little.
+        return stay(state, f"{reason}; {here} of {needed} nodes that are needed are here")
     placed = placement.place_now(state, now, anew=True)
     if isinstance(placed, placement.NotEnough):
         return stay(state, f"{reason}; {placed.why}")

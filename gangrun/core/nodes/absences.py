@@ -33,9 +33,8 @@ def noted(state: RunState, event: NodeAbsent) -> Decision:
     if node is not None and (not event.taken or node.taken):
         return ignored(state, f"{event.node} has joined, so its own heartbeats decide ({why})")
     if node is not None:
-        away = node.lost or node.silent_since is not None
         state = with_nodes(state, {event.node: replace(node, taken=event.why)})
-        return stay(state, why if away else f"{why}; its agent answers, so {event.node} is used all the same")
+        return stay(state, why if node.away else f"{why}; its agent answers, so {event.node} is used all the same")
     absence = Absence(event.why, event.scheduler, event.taken)
     if state.roster.absent.get(event.node) == absence:
         return ignored(state, f"it is already known that {event.node} will not join")

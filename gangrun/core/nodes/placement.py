@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from gangrun.core.model import Exclusion, Move, Node, Placement, RunState, Seat, Shape, Slot
 from gangrun.core.nodes.standing import NodeStanding, active, standing_of, use_of
-from gangrun.core.nodeset import fold, natural_sort
+from gangrun.core.nodeset import fold, named, natural_sort
 from gangrun.core.text import counted
 
 
@@ -147,7 +147,7 @@ def _why(stand: Mapping[str, NodeStanding], shape: Shape, have: int) -> str:
     for name in natural_sort(stand):
         if not stand[name].usable:
             reasons.setdefault(stand[name].why, []).append(name)
-    told = [f"{fold(names)} {reason}" for reason, names in reasons.items()]
+    told = [f"{named(names)} {reason}" for reason, names in reasons.items()]
     missing = shape.nodes_count - len(stand)
     if missing > 0:
         told.append(f"{counted(missing, 'node')} not here")

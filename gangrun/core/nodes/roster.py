@@ -70,7 +70,7 @@ def lost(state: RunState, event: NodeLost) -> RunState:
 def heard(state: RunState, name: str) -> RunState:
     """The roster with the node back. One that was excluded because it was silent is on trial."""
     node, entry = state.roster.nodes.get(name), state.health.excluded.get(name)
-    was_away = node is not None and (node.lost or node.silent_since is not None)
+    was_away = node is not None and node.away
     if was_away and node is not None and entry is not None and entry.silent and comes_back(entry, node.boot_id):
         return _with(state, name, silent_since=None, lost=False, checked=None, trial=_cure(entry))
     return _with(state, name, silent_since=None, lost=False)

@@ -70,7 +70,7 @@ def standing_of(node: Node, excluded: Mapping[str, Exclusion], shape: Shape) -> 
     out, found = excluded.get(node.name), node.found
     if out is not None:
         return NodeStanding(StandingKind.EXCLUDED, f"excluded ({one_line(out.reason)})", found, out.until)
-    if node.lost or node.silent_since is not None:
+    if node.away:
         if node.taken:
             return NodeStanding(StandingKind.TAKEN, f"lost ({one_line(node.taken)})", found)
         return NodeStanding(StandingKind.AWAY, "lost" if node.lost else "silent", found)

@@ -64,6 +64,7 @@ class AgentSaid:
     peer: bytes
     message: object
     at: float | None = None  # ``Clock.now`` when it came in, which may be long before it is read; None: not known
+    all_until: float | None = None  # all that came in before this has been posted, and this is no later than ``at``
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,16 @@ from gangrun.core.policy import Timing
 from gangrun.core.protocol.takeover import candidates
 from gangrun.ports import AgentSaid, Radio
 from gangrun.supervisor.gang_commands import GangCommands
-from gangrun.supervisor.heartbeats import Greeting, Heartbeats, Leadership, Row, Silence, roster_of, unheard_events
+from gangrun.supervisor.heartbeats import (
+    Greeting,
+    Heartbeats,
+    Leadership,
+    Row,
+    Silence,
+    count_again_at,
+    roster_of,
+    unheard_events,
+)
 from gangrun.supervisor.journal_queue import JournalQueue
 from gangrun.supervisor.opening import RunFacts
 from gangrun.supervisor.progress import GangProgress
@@ -156,7 +165,7 @@ class AgentMessages:
             tables.leadership.forget(said.node)
         tables.takeover.dialled(said.node, now)
         tables.silence.watch(said, now)
-        self._count_at = float("-inf")
+        self._count_at = min(self._count_at, count_again_at(now, len(tables.beats.rows)))
         self._radio.send(said.node, Welcome(supervisor.term, said.node, stamp=now))
         if not tables.takeover.gathering:
             supervisor.tell(self._joins(tables.beats.rows[said.node], now), now)

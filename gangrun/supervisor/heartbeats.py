@@ -190,6 +190,12 @@ def unheard_events(events: tuple[AgentEvent, ...], known_seq: int) -> list[Agent
 COUNT_COST_S = 1e-5  # per agent: how much waiting between two counts keeps their cost small at 10,000 agents
 COUNT_ALWAYS_MAX = 100
 
+
+def count_again_at(now: float, agents_count: int) -> float:
+    """When what goes through all agents may be done again; at once where they are few."""
+    return now + COUNT_COST_S * agents_count if agents_count > COUNT_ALWAYS_MAX else -NEVER
+
+
 Nodes = Mapping[str, Node]
 
 
@@ -239,8 +245,7 @@ class Leadership:
             return True
         if now < self._count_again_at:
             return False
-        many = len(self._heard) > COUNT_ALWAYS_MAX
-        self._count_again_at = now + COUNT_COST_S * len(self._heard) if many else -NEVER
+        self._count_again_at = count_again_at(now, len(self._heard))
         self._until = min((self._ends_at(roster) for roster in self._rosters), default=-NEVER)
         return now <= self._until
 
@@ -258,7 +263,7 @@ class Leadership:
             return True
         if now < self._all_again_at:
             return False
-        self._all_again_at = now + COUNT_COST_S * len(self._heard) if len(self._heard) > COUNT_ALWAYS_MAX else -NEVER
+        self._all_again_at = count_again_at(now, len(self._heard))
         counted = {name for roster in self._rosters for name, node in roster.items() if node.counts}
         oldest = min((self._heard.get(name, -NEVER) for name in counted), default=float("inf"))
         self._all_until = oldest + lease.all_heard_within_s(self._timing)

@@ -58,6 +58,7 @@ from gangrun.wire.record import Inherited
 
 NEVER = float("inf")
 OVERDUE_S = 1.0  # woken this much too late: this process, or its machine, was paused
+BEHIND_LOOK_S, BEHIND_MAX_S = 0.05, 1.0  # letters lie unread: what they prove is waited for, until no more are read
 
 
 class Loop:
@@ -108,6 +109,8 @@ class Loop:
         self._fired: set[tuple[str, int]] = set()
         self.stall = StorageStall(self.journal, timing)
         self._read_until = now  # all that came in before this instant has been read
+        self._behind_at: float | None = None  # when agents' letters were read last, if they have more to be read
+        self._read_again_at = now
         self._turned_at = self._live_at = now
         self._polling = CheckpointPolling(checkpoints, facts, self.state, now, self.progress)
         self._due: float | None = None
@@ -136,12 +139,11 @@ class Loop:
 
     def _next_due(self) -> float:
         if self.takeover.gathering:
-            return min(self.takeover.due(), self.stall.due())
+            return min(self.takeover.due(), max(self.stall.due(), self._read_again_at))
         timers = (at.at for name, at in self.state.timers.deadlines.items() if (name, at.generation) not in self._fired)
         return min(
             min(timers, default=NEVER),
-            self.stall.due(),
-            self.silence.next_at,
+            max(min(self.stall.due(), self.silence.next_at), self._read_again_at),
             self.progress.next_at(self.state),
             self._commands.next_at(),
             self._live_at,
@@ -178,10 +180,7 @@ class Loop:
     def _take(self, item: Item, now: float) -> None:
         match item:
             case AgentSaid():
-                came_at = now
-                if item.at is not None:
-                    came_at = self._read_until = min(now, self.run_clock.at(item.at))
-                self._messages.open(item, now, came_at)
+                self._messages.open(item, now, self._came_at(item, now))
             case Stamped():
                 self._outside(item, now)
             case Stored():
@@ -199,7 +198,20 @@ class Loop:
                 self._commands.verify(item, self.state, now)
                 self._due = None
             case Woken():
-                self._read_until = now
+                if self._behind_at is not None and now < self._behind_at + BEHIND_MAX_S:
+                    self._read_again_at = now + BEHIND_LOOK_S
+                else:
+                    self._read_until = now
+
+    def _came_at(self, letter: AgentSaid, now: float) -> float:
+        """When it came in. Of a heap that grows the newest letter may be read before the oldest."""
+        if letter.at is None:
+            return now
+        came_at = self._read_until = min(now, self.run_clock.at(letter.at))
+        self._behind_at = None
+        if letter.all_until is not None and letter.all_until < letter.at:
+            self._behind_at, self._read_until = now, min(came_at, self.run_clock.at(letter.all_until))
+        return came_at
 
     def leave(self, why: str) -> None:
         """A newer term exists, or this one's acts are sealed: nothing more is said or done."""

@@ -295,3 +295,27 @@ def test_a_queue_that_is_never_empty_makes_nobody_silent_and_hides_nobody(speaks
     assert desk.mailbox.items, "the queue was never empty"
     assert ("NodeSilent" in desk.kinds()) is not speaks
     assert set(loop.silence.suspects) == (set() if speaks else {"n0"})
+
+
+def test_letters_that_lie_unread_make_nobody_silent_until_no_more_of_them_come() -> None:
+    """A supervisor that reads more slowly than agents speak finds the newest of one before the oldest of another."""
+    desk = Desk()
+    loop = desk.running()
+    n0, n1 = desk.agents["n0"], desk.agents["n1"]
+
+    def read_of_a_heap() -> None:
+        n1.seq += 1
+        said = Beat("n1", "i1", n1.seq, desk.clock.boot, 0, 0, False, echo=loop.run_clock.at(desk.clock.boot))
+        desk.mailbox.post(AgentSaid(b"n1", said, desk.clock.boot, heap_since))
+        loop.turn()
+
+    heap_since = desk.clock.boot
+    for _ in range(40):
+        desk.clock.boot += 0.2
+        read_of_a_heap()
+        loop.turn()
+        assert loop.deadline() > desk.clock.boot, "while nothing comes the loop waits"
+    assert "NodeSilent" not in desk.kinds(), "what n0 has said lies unread"
+    n1.beating = n0.beating = False
+    desk.pass_s(2.0)
+    assert "n0" in loop.silence.suspects, "no more is read, so nothing lies there"

@@ -44,6 +44,7 @@ class RouterRadio:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closing = False
         self._crowd_since, self._crowd_count, self._crowded = now(), 0, False
+        self._emptied_at = now()
         keys = new_key_pair()
         self.server_key = keys.public
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -130,12 +131,13 @@ class RouterRadio:
                 self.stats["peer gone"] += 1
 
     def _hear(self) -> None:
-        heard: list[Item] = []
+        heard: list[tuple[bytes, FromAgent]] = []
         now = self._now()
         for _ in range(BATCH_MAX_COUNT):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
+                self._emptied_at = now  # else what is left may have come long before what was read
                 break
             if len(frames) != 2:
                 self.stats["wrong number of frames"] += 1
@@ -144,10 +146,10 @@ class RouterRadio:
             if message is None:
                 continue
             if isinstance(message, FromAgent):
-                heard.append(AgentSaid(frames[0], message, now))
+                heard.append((frames[0], message))
             else:
                 self.stats["not an agent's message"] += 1
-        self._post(heard)
+        self._post([AgentSaid(peer, message, now, self._emptied_at) for peer, message in heard])
         self._count(len(heard), now)
 
     def _count(self, heard_count: int, now: float) -> None:

@@ -6,11 +6,12 @@ only what must be true before either. The leases between old and new are in ``le
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from gangrun.core.model import Node
-from gangrun.core.nodeset import natural_sort
+from gangrun.core.nodeset import natural_key
 from gangrun.core.policy import Timing
 from gangrun.core.text import counted
 
@@ -30,9 +31,10 @@ def candidates(nodes: Mapping[str, Node], leader: str = "") -> tuple[str, ...]:
     """The five that acks name. The leader's own node first, for its warden knows first when the supervisor dies;
     then natural order, without those that could not answer, and those that a refill brought.
     """
-    able = [name for name in natural_sort(nodes) if nodes[name].counts and nodes[name].silent_since is None]
-    ordered = [leader] if leader in able else []
-    return tuple(ordered + [name for name in able if name != leader])[:CANDIDATES_COUNT]
+    able = {name for name, node in nodes.items() if node.counts and node.silent_since is None}
+    first = (leader,) if leader in able else ()
+    others = heapq.nsmallest(CANDIDATES_COUNT - len(first), able.difference(first), key=natural_key)
+    return (*first, *others)
 
 
 def has_majority(promises: Collection[str], roster: Collection[str]) -> bool:

@@ -57,6 +57,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 TRACEBACK = "Traceback (most recent call last):\n" + "  a line of some file of torch\n" * 100
 WITHIN_S = 400.0
 THREAD_TOLD_US = 0.1
+SILENCED: set[str] = set()  # nodes that no other reaches, as each process of agents knows
 
 
 # ---- the supervisor's process ----
@@ -189,7 +190,7 @@ class LightAgent:
                 self.ranks = ()
                 self.answer(message, wire.StopAnswer(()))
             case wire.Probe():
-                self.say(wire.ProbeResult(self.node, message.target.node, True))
+                self.say(wire.ProbeResult(self.node, message.target.node, message.target.node not in SILENCED))
             case wire.CheckNode():
                 self.answer(message, None)
             case wire.Farewell():
@@ -277,7 +278,9 @@ class Fleet:
     def obey(self, words: str) -> bool:
         """What the benchmark asks, a word a line; False at the end."""
         for word in words.split():
-            if word == "state":
+            if word.startswith("gone:"):
+                SILENCED.update(word.removeprefix("gone:").split(","))
+            elif word == "state":
                 ranks = sum(bool(agent.ranks) for agent in self.agents)
                 told = {
                     "welcomed": sum(agent.echo > 0 for agent in self.agents),
@@ -295,9 +298,11 @@ class Fleet:
             elif word == "silence":
                 agent = self.agents[-1]
                 self.silenced.add(agent.node)
+                SILENCED.add(agent.node)
                 print(json.dumps({"node": agent.node, "last": agent.sent_at}), flush=True)
             elif word == "speak":
                 self.silenced.clear()
+                SILENCED.clear()
             elif word == "fail":
                 agent = self.agents[len(self.agents) // 2]
                 error = ErrorReport(
@@ -459,6 +464,7 @@ class Bench:
     def silence(self) -> None:
         """How soon a silent node is suspected."""
         last = {str(one["node"]): one["last"] for one in self.ask("silence")}
+        self.ask(f"gone:{','.join(last)}", answered=False)
 
         def found() -> dict[str, float]:
             journal = self.paths.journal(1).read_bytes().splitlines()

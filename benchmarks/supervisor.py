@@ -132,7 +132,7 @@ class Bench:
             tuple(told),
             agent.echo,
         )
-        self.box.append(AgentSaid(agent.node.encode(), said))
+        self.box.append(AgentSaid(agent.node.encode(), said, boot))
 
     def hiccup(self, number: int) -> float:
         """CPU seconds of a hiccup of two nodes of five, and until all are heard again."""
@@ -149,7 +149,7 @@ class Bench:
         """All beats of one second, and whatever else is due in it."""
         self.desk.clock.boot += 1.0
         for agent in self.agents:
-            self.box.append(AgentSaid(agent.node.encode(), agent.reading_beat(number)))
+            self.box.append(AgentSaid(agent.node.encode(), agent.reading_beat(number), self.desk.clock.boot))
         self.box.append(Woken())
         return self.drain()
 
@@ -186,7 +186,12 @@ def main() -> None:
             agent,
             [RankFinished(agent.attempt, rank, agent.node, 1.0, SECONDS) for rank in agent.ranks],
         )
-    bench.part("end of all ranks", bench.drain(), count * RANKS_PER_NODE)
+    took_s = bench.drain()
+    for number in range(SECONDS):
+        if bench.loop.state.phase is not Phase.STOPPING:
+            break
+        took_s += bench.second(SECONDS + number)  # agents are told to stop what is left, and answer
+    bench.part("end of all ranks", took_s, count * RANKS_PER_NODE)
     assert bench.loop.state.phase is Phase.SUCCEEDED, bench.loop.state.reason
 
 

@@ -89,7 +89,7 @@ def resize_words(value: object) -> tuple[str, ...]:
     for name in re.findall(r"\{(\w*)\}", " ".join(words)):
         if name not in ON_RESIZE_NAMES:
             known = ", ".join(f"{{{one}}}" for one in ON_RESIZE_NAMES)
-            raise BadValue(f"{{{name}}} stands for nothing that changes with the number of ranks", f"known are {known}")
+            raise BadValue(f"{{{name}}} is not a name that gangrun fills in here", f"known are {known}")
     return words
 
 

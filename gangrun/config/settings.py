@@ -109,7 +109,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "on_resize", ValueKind(parsers.resize_words, "ARGS"), PLACES,
-        "Arguments added to the script if it runs on fewer ranks: {world_size}, {factor}", (), "on_resize",
+        "Extra script arguments on fewer ranks than asked; {world_size} and {factor} are filled in", (), "on_resize",
     ),
     Setting("local_hosts", SWITCH, PLACES, "Simulate the nodes on this machine, one agent each", False),
     Setting(
@@ -148,7 +148,7 @@ SETTINGS: tuple[Setting, ...] = (
         "File that the script overwrites with each save; a path, or a name in --checkpoint-dir", "",
     ),
     Setting(
-        "keep_copies", COUNT, CHECKPOINTS, "Copies of --checkpoint-file to keep; each costs its size, once a save",
+        "keep_copies", COUNT, CHECKPOINTS, "Older copies of --checkpoint-file to keep, each as large as the file",
         0, "checkpoint.copies_count", zero="none",
     ),
     Setting(

@@ -165,7 +165,7 @@ SPARES = ValueKind(spares, "K|P%", "count or % of the nodes")
 
 SLURM_SETTINGS: tuple[Setting, ...] = (
     Setting("spares", SPARES, PLACES, "Extra nodes of the job that replace broken ones", 0),
-    _text("gpus_per_node", "[TYPE:]N", "GPUs per node"),
+    _text("gpus_per_node", "[TYPE:]N", "GPUs to ask Slurm for on each node"),
     _text("gres", "LIST", "Other resources per node, such as gpu:8"),
     _text("partition", "NAMES", "Partitions to queue in", "-p"),
     _text("account", "NAME", "Account that is charged", "-A"),

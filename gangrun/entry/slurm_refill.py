@@ -146,7 +146,7 @@ def claimed(disk: Disk, paths: RunPaths, number: int, mine: JobClaim) -> str:
         holder = _holder(disk, target)
     if holder == mine:
         return ""
-    return f"refill {number} is job {holder.job}" if holder is not None else f"nobody can tell who is refill {number}"
+    return f"refill {number} is job {holder.job}" if holder is not None else f"it is not known which job is refill {number}"
 
 
 def _holder(disk: Disk, target: Path) -> JobClaim | None:
@@ -224,7 +224,7 @@ def _before(wanted: WantedRefill) -> str:
         if wanted.is_known:
             return ""
         if wanted.clock.now() >= until:
-            return "nobody can tell whether it is wanted"
+            return "it is not known whether this refill is still needed"
         pause.wait(LOOK_EVERY_S)
 
 

@@ -110,7 +110,7 @@ def test_the_last_rank_to_finish_ends_the_run_and_early_ones_are_mentioned() -> 
     life.says("rank 1", "2 of 4")
     life.due("finish")
     life.says("rank 0, rank 1 ended with exit code 0, the first over 30 s ago")
-    life.says("rank 2, rank 3 still run; they hang if they wait for ranks that have ended")
+    life.says("rank 2, rank 3 still run; they will hang if they need a rank that has ended")
     assert life.state.reason == life.reason
     assert life.phase is Phase.RUNNING
     life.finish(2, 3)

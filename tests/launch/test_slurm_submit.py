@@ -257,7 +257,7 @@ def test_ctrl_c_while_it_is_submitted(tools: Path, home: Path, gangrun: Call, mo
         (("-N", "4", "--world-multiple-of", "8", "train.py"), "--nodes 4 means 4 ranks, which is no multiple of 8"),
         (("-N", "4", "--world-multiple-of", "0", "train.py"), "not a whole number from 1 up"),
         (("-N", "4", "--on-resize", "--accum {factor}", "train.py"), "all nodes are needed"),
-        (("--on-resize", "--accum {ranks}", "train.py"), "{ranks} stands for nothing that changes"),
+        (("--on-resize", "--accum {ranks}", "train.py"), "{ranks} is not a name that gangrun fills in here"),
         (("--spare-gpus", "1", "train.py"), "--spare-gpus is for one machine"),
         (("--nproc-per-node", "2:4", "train.py"), "--nproc-per-node 2:4 is for one machine"),
         (("--sbatch", "array=1-4", "train.py"), "submit several runs instead"),

@@ -128,7 +128,7 @@ _EVERYWHERE: Row = {
     e.Notice: On(stopping.notice, _ENDS),
     e.ResumeRequested: On(stopping.resume_requested, (Phase.PENDING,)),
     e.ActDone: Late("an act was done that nobody waits for"),
-    e.ActFailed: Late("an act failed that nobody waits for"),
+    e.ActFailed: Late("an action failed whose result is no longer needed"),
     e.ActUnknown: Late("an act that nobody waits for may or may not have happened"),
     e.RefillQueued: On(refills.queued),
     e.RefillUnknown: On(refills.unknown),

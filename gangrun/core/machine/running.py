@@ -202,8 +202,8 @@ def finish_deadline(state: RunState, now: float, policy: Policy) -> Decision:
     assert state.attempt.placement is not None
     left = [f"rank {rank}" for rank in range(state.attempt.placement.world_size) if rank not in state.attempt.finished]
     done = f"{blame_hang.ended_words(state.attempt.finished)}, the first over {policy.finish_grace_s:g} s ago"
-    verb = "still runs; it hangs if it waits" if len(left) == 1 else "still run; they hang if they wait"
-    reason = f"{done}; {listed(left)} {verb} for ranks that have ended"
+    verb = "still runs; it will hang if it needs" if len(left) == 1 else "still run; they will hang if they need"
+    reason = f"{done}; {listed(left)} {verb} a rank that has ended"
     return stay(without_deadline(state, "finish"), reason, loud=True)
 
 

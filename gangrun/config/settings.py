@@ -113,7 +113,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("local_hosts", SWITCH, PLACES, "Simulate the nodes on this machine, one agent each", False),
     Setting(
-        "max_jobs", COUNT, RECOVERY, "Slurm jobs that the run may use, the first one included",
+        "max_jobs", COUNT, RECOVERY, "Slurm jobs that the run may use in all, the first one included",
         0, "policy.jobs_max_count", zero="no limit",
     ),
     Setting(
@@ -238,7 +238,7 @@ SETTINGS: tuple[Setting, ...] = (
         2.0, "policy.timing.silence_after_s",
     ),
     Setting(
-        "fence_after", TIME, RECOVERY, "Kill the ranks of a node that is cut off for TIME",
+        "fence_after", TIME, RECOVERY, "A node that hears no supervisor for TIME kills its own ranks",
         30.0, "policy.timing.fence_after_s",
     ),
     Setting(

@@ -157,7 +157,7 @@ def _text(name: str, metavar: str, about: str, *flags: str) -> Setting:
 
 
 def _pairs_row(name: str, parse: parsers.Parser) -> Setting:
-    about = f"Pass any other option on to {name}; repeatable"
+    about = f"Pass an option on to {name} that gangrun does not have; repeatable"
     return Setting(name, ValueKind(parse, "KEY=VALUE"), PLACES, about, (), f"submission.{name}", many=True)
 
 
@@ -190,7 +190,7 @@ SLURM_SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "requeue", ValueKind(_requeue, "resubmit|same-job|none", "", REQUEUE), RECOVERY,
-        "How to get other nodes: a new job, a requeue, or not at all", Requeue.RESUBMIT, "submission.requeue",
+        "Get other nodes by a new job, by a requeue of this one, or never", Requeue.RESUBMIT, "submission.requeue",
     ),
 )  # fmt: skip
 _FOR_SLURM = frozenset(row.name for row in SLURM_SETTINGS) - {"spares", "sbatch", "srun", "setup", "requeue"}

@@ -146,7 +146,7 @@ def claimed(disk: Disk, paths: RunPaths, number: int, mine: JobClaim) -> str:
         holder = _holder(disk, target)
     if holder == mine:
         return ""
-    return f"refill {number} is job {holder.job}" if holder is not None else f"it is not known which job is refill {number}"
+    return f"refill {number} is " + (f"job {holder.job}" if holder is not None else "a job that is not known")
 
 
 def _holder(disk: Disk, target: Path) -> JobClaim | None:

@@ -230,7 +230,7 @@ def test_a_silent_node_is_not_mistaken_for_the_suspect() -> None:
     life.save(10)
     assert life.phase is Phase.RUNNING
     life.on(FindingRaised(poor("n1")))
-    life.says("it stays in use: n0 cannot be used now")
+    life.says("it stays in use: n0 cannot be used either")
 
 
 @pytest.mark.parametrize(

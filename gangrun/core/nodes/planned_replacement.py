@@ -122,7 +122,7 @@ def _plan(state: RunState, before: Placement, now: float, policy: Policy) -> _Pl
         return _Plan(why_not="no healthy node is free to take its place")
     gone = [name for name in leaving if not state.roster.nodes[name].poor and name not in drained]
     if gone:
-        return _Plan(why_not=f"{fold(gone)} cannot be used now either; gangrun settles that first")
+        return _Plan(why_not=f"{fold(gone)} cannot be used either, and it is not known yet for how long")
     if drained:
         return _Plan(leaving, tuple(name for name in after if name not in before.nodes))
     cap = quarantine.cap_count(len(state.roster.nodes), policy)

@@ -26,7 +26,7 @@ WAITING ?= 3
 CLUSTERS ?= 3
 SEEDS ?= 20000
 
-.PHONY: help man demo test check format test-quick test-core test-sweep test-processes test-serial test-cluster test-slurm24 bench clean install system forget
+.PHONY: help man docs demo test check format test-quick test-core test-sweep test-processes test-serial test-cluster test-slurm24 bench clean install system forget
 
 help:  ## this list
 	@echo "gangrun: make targets"
@@ -99,6 +99,10 @@ bench: $(VENV)/.tests  ## benchmarks: a table and JSON under benchmarks/results 
 man: $(VENV)/.runs  ## man pages from the help, in build/man: MANPATH=build/man: man gangrun-run
 	@$(PY) -m gangrun.cli.manual build/man/man1
 
+docs: $(VENV)/.docs  ## the documentation as a site, in build/site: warnings are errors
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	@echo "open build/site/index.html, or: $(PY) -m http.server -d build/site"
+
 clean:  ## remove the environment and everything that was generated
 	rm -rf $(VENV) $(SCRATCH) build dist htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -rf *.egg-info benchmarks/results
@@ -135,7 +139,7 @@ $(VENV)/bin/python:
 	@echo "making $(VENV) with $$($(PYTHON) -V 2>&1)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# Two stamps: what the demo needs, and what the tests need besides.
+# Stamps: what the demo needs, what the site needs, and what the tests need besides.
 $(VENV)/.runs: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing gangrun and torch into $(VENV). From your package index this downloads torch (with the CUDA libraries of PyPI's"
 	@echo "torch several GB; PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu gets the small one), numpy, and what gangrun"
@@ -143,7 +147,12 @@ $(VENV)/.runs: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@$(INSTALL) -e '.[torch]'
 	@touch $@
 
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing gangrun and what builds its site into $(VENV)"
+	@$(INSTALL) -e '.[docs]'
+	@touch $@
+
 $(VENV)/.tests: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing gangrun, torch and what tests it into $(VENV) (the first time, torch takes a while)"
 	@$(INSTALL) -e '.[torch,test]'
-	@touch $@ $(VENV)/.runs
+	@touch $@ $(VENV)/.runs $(VENV)/.docs

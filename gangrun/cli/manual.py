@@ -1,15 +1,19 @@
-"""Man pages from the help: ``python -m gangrun.cli.manual DIR`` writes ``gangrun.1`` and ``gangrun-COMMAND.1`` there.
+"""The reference of the commands from their help: man pages, and pages for the site.
 
-One source for both: what ``--help-all`` shows of a command is its page. Pages are troff with the macros of man(7), in
-which a backslash, and a dot or a quote at the start of a line, mean something: all text is escaped here.
+``python -m gangrun.cli.manual DIR`` writes ``gangrun.1`` and ``gangrun-COMMAND.1``; ``docs/site_hook.py`` takes
+``markdown_pages``. One source for both: what ``--help-all`` shows of a command is its page. Man pages are troff with
+the macros of man(7), in which a backslash, and a dot or a quote at the start of a line, mean something: all text is
+escaped here. So is what means something in Markdown or HTML.
 """
 
 from __future__ import annotations
 
+import html
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -17,6 +21,8 @@ import click
 from gangrun import __version__
 from gangrun.cli.main import COMMANDS, group
 from gangrun.errors import DONE, INTERRUPTED, NO_SUCH_RUN, RUN_FAILED, SCHEDULER, TERMINATED, UNKNOWN, USAGE
+
+Terms = Iterable[tuple[str, str]]  # an option or a number, and what it means
 
 EXIT_CODES = (
     (str(DONE), "The command did its work; for run, resume, attach and wait: the run succeeded."),
@@ -31,68 +37,122 @@ EXIT_CODES = (
 SEE = "The pages in docs/ of the source explain each command and what to do when."
 
 
+@dataclass(frozen=True, slots=True)
+class CommandPage:
+    """What the reference says of one command; of ``gangrun`` itself if ``name`` is empty.
+
+    ``text``: paragraphs; those to be kept line by line begin with a newline. ``sections``: title -> terms.
+    """
+
+    name: str
+    about: str
+    usage: str
+    text: tuple[str, ...]
+    sections: Mapping[str, tuple[tuple[str, str], ...]]
+
+    @property
+    def title(self) -> str:
+        """As the name of a man page."""
+        return f"gangrun-{self.name}" if self.name else "gangrun"
+
+
+def command_pages() -> Iterator[CommandPage]:
+    """Of gangrun itself, then of each command, in the order in which --help shows them."""
+    above = click.Context(group, info_name="gangrun")
+    names = [name for name in COMMANDS if name != "help"]
+    rows = tuple((name, COMMANDS[name][1]) for name in names)
+    top = {"Commands": rows, "Exit status": EXIT_CODES}
+    about = "resilient launcher for PyTorch training"
+    yield CommandPage("", about, "COMMAND [ARGS]...", _paragraphs(group.help or ""), top)
+    for name in names:
+        command = group.get_command(above, name)
+        assert command is not None
+        ctx = click.Context(command, info_name=name, parent=above)
+        usage = " ".join(command.collect_usage_pieces(ctx))
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in command.get_params(ctx):
+            if isinstance(param, click.Option) and (row := param.get_help_record(ctx)) is not None:
+                sections.setdefault(getattr(param, "group", "Options"), []).append(row)
+        found = {title: tuple(terms) for title, terms in sections.items()}
+        yield CommandPage(name, COMMANDS[name][1].rstrip("."), usage, _paragraphs(command.help or ""), found)
+
+
+def _paragraphs(text: str) -> tuple[str, ...]:
+    """Paragraphs of a docstring; one that begins with a backspace is kept line by line, as click does."""
+    parts = re.split(r"\n\s*\n", inspect.cleandoc(text))
+    return tuple(part[1:] if part.startswith("\b\n") else " ".join(part.split()) for part in parts)
+
+
+# ---- man pages -------------------------------------------------------------------------------------------------------
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """(file name, text) of every man page."""
+    for page in command_pages():
+        yield f"{page.title}.1", _troff(page)
+
+
 def escaped(text: str) -> str:
     """Text as troff shows it unchanged."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga")
     return re.sub(r"^\.", "\\\\&.", text, flags=re.MULTILINE)
 
 
-def pages() -> Iterator[tuple[str, str]]:
-    """(file name, text) of every page."""
-    above = click.Context(group, info_name="gangrun")
-    names = [name for name in COMMANDS if name != "help"]
-    rows = [(f"gangrun-{name}(1)", COMMANDS[name][1]) for name in names]
-    yield "gangrun.1", _page("gangrun", "resilient launcher for PyTorch training", "COMMAND [ARGS]...", [
-        *_section("DESCRIPTION", _paragraphs(group.help or "")),
-        *_section("COMMANDS", _terms(rows)),
-        *_section("EXIT STATUS", _terms(EXIT_CODES)),
-    ])  # fmt: skip
-    for name in names:
-        command = group.get_command(above, name)
-        assert command is not None
-        yield f"gangrun-{name}.1", _page_of(name, command, click.Context(command, info_name=name, parent=above))
-
-
-def _page_of(name: str, command: click.Command, ctx: click.Context) -> str:
-    usage = " ".join(command.collect_usage_pieces(ctx))
-    sections: dict[str, list[tuple[str, str]]] = {}
-    for param in command.get_params(ctx):
-        if isinstance(param, click.Option) and (row := param.get_help_record(ctx)) is not None:
-            sections.setdefault(getattr(param, "group", "Options").upper(), []).append(row)
-    body = _section("DESCRIPTION", _paragraphs(command.help or ""))
-    for title, rows in sections.items():
-        body += _section(title, _terms(rows))
-    return _page(f"gangrun {name}", COMMANDS[name][1].rstrip("."), usage, body)
-
-
-def _page(name: str, about: str, usage: str, body: list[str]) -> str:
-    title = name.replace(" ", "-")
+def _troff(page: CommandPage) -> str:
+    body = ['.SH "DESCRIPTION"']
+    for part in page.text:
+        kept = part.startswith("\n")
+        lines = [escaped(line) for line in part.strip("\n").splitlines()]
+        body += [".PP", ".nf", *lines, ".fi"] if kept else [".PP", *lines]
+    for title, rows in page.sections.items():
+        terms = [(f"gangrun-{term}(1)", about) for term, about in rows] if title == "Commands" else rows
+        body += [f'.SH "{escaped(title.upper())}"', *_terms(terms)]
+    words = f"gangrun {page.name}".rstrip()
     return "\n".join([
-        f'.TH "{escaped(title.upper())}" "1" "" "gangrun {__version__}" "gangrun"',
-        ".SH NAME", f"{escaped(title)} \\- {escaped(about)}",
-        ".SH SYNOPSIS", f".B {escaped(name)}", escaped(usage),
+        f'.TH "{escaped(page.title.upper())}" "1" "" "gangrun {__version__}" "gangrun"',
+        ".SH NAME", f"{escaped(page.title)} \\- {escaped(page.about)}",
+        ".SH SYNOPSIS", f".B {escaped(words)}", escaped(page.usage),
         *body,
         ".SH SEE ALSO", ".BR gangrun (1)", ".PP", escaped(SEE), "",
     ])  # fmt: skip
 
 
-def _section(title: str, lines: list[str]) -> list[str]:
-    return [f'.SH "{escaped(title)}"', *lines]
-
-
-def _terms(rows: Iterable[tuple[str, str]]) -> list[str]:
+def _terms(rows: Terms) -> list[str]:
     return [line for term, text in rows for line in (".TP", f"\\fB{escaped(term)}\\fR", escaped(text))]
 
 
-def _paragraphs(text: str) -> list[str]:
-    """Paragraphs of a docstring; one that begins with a backspace is kept line by line, as click does."""
-    lines: list[str] = []
-    for part in re.split(r"\n\s*\n", inspect.cleandoc(text)):
-        if part.startswith("\b"):
-            lines += [".PP", ".nf", *(escaped(line) for line in part.splitlines()[1:]), ".fi"]
-        else:
-            lines += [".PP", escaped(" ".join(part.split()))]
-    return lines
+# ---- pages of the site -----------------------------------------------------------------------------------------------
+
+
+def markdown_pages() -> Iterator[tuple[str, str]]:
+    """(file name, text) of a page for each command, and of ``gangrun.md`` for what they share."""
+    for page in command_pages():
+        yield f"{page.title}.md", _markdown(page)
+
+
+def _markdown(page: CommandPage) -> str:
+    words = f"gangrun {page.name}".rstrip()
+    lines = [f"# {words}", "", f"{_plain(page.about)}.", "", "```text", f"{words} {page.usage}", "```", ""]
+    for part in page.text:
+        lines += ["```text", *part.strip("\n").splitlines(), "```", ""] if part.startswith("\n") else [_plain(part), ""]
+    for title, rows in page.sections.items():
+        kind = {"Commands": "command", "Exit status": "code"}.get(title, "option")
+        lines += [f"## {title}", "", f"| {kind} | meaning |", "|---|---|"]
+        for term, about in rows:
+            shown = f"[{term}](gangrun-{term}.md)" if title == "Commands" else f"<code>{_cell(term)}</code>"
+            lines.append(f"| {shown} | {_cell(about)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """Text as Markdown shows it unchanged, but for what stands in backquotes: that is code there too."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else _cell(part) for part in parts)
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"[\\`*_{}\[\]|#]", lambda found: f"&#{ord(found[0])};", html.escape(text, quote=False))
 
 
 def main(folder: str) -> None:

@@ -56,6 +56,13 @@ WAIT_MAX_S = 600.0
 )
 @click.option("--active", is_flag=True, help="Run short device tests, under a minute. Do not use while ranks train.")
 @click.option("--deep", is_flag=True, help="Run device tests for some minutes, on most of the memory.")
+@click.option(
+    "--schedule",
+    is_flag=False,
+    flag_value="",
+    metavar="[HH:MM]",
+    help="Print lines for crontab and scrontab that test devices and pairs every day.",
+)
 @click.option("-a", "--all", "everything", is_flag=True, help="Also show the checks that could not be measured.")
 @click.option("-q", "--quiet", is_flag=True, help="Show only warnings and failures.")
 @click.option(
@@ -75,6 +82,7 @@ def health(
     as_json: bool,
     active: bool,
     deep: bool,
+    schedule: str | None,
     **asked: object,
 ) -> int:
     """Check this node: GPUs, network ports, memory, clock, host names, file systems.
@@ -86,6 +94,11 @@ def health(
     from gangrun.launch.health_here import HealthQuery
 
     query = HealthQuery(active=active or deep, deep=deep, **asked)  # type: ignore[arg-type]
+    if schedule is not None:
+        if run is not None or as_json or reason or quiet or everything:
+            words = "--schedule prints lines for cron, so it takes neither RUN nor --json, --reason, --quiet or --all"
+            raise UserError("usage", words, "leave them out; --nodes names the nodes to test")
+        return _scheduled(schedule, nodes, partition, account, query)
     if run is not None and nodes is not None:
         raise UserError("usage", "RUN and --nodes exclude each other: both name nodes to check", "give one of them")
     if run is not None and network:
@@ -102,6 +115,24 @@ def health(
         options = tuple(f"--{name}={value}" for name, value in queueing if value)
         return _elsewhere(run, nodes, options, query, network=network, as_json=as_json)
     return _here(query, everything=everything, quiet=quiet, reason=reason, as_json=as_json)
+
+
+def _scheduled(at: str, nodes: str | None, partition: str, account: str, query: HealthQuery) -> int:
+    import os
+    from dataclasses import replace
+
+    from gangrun.display.text import clean
+    from gangrun.launch.slurm_ask import tools_of
+    from gangrun.launch.slurm_health_nodes import DailyTest, scheduled
+
+    variables = environment.all_variables()
+    paths = tuple(os.path.abspath(path) for path in query.paths)  # cron begins somewhere else
+    test = DailyTest(at, nodes, partition, account, replace(query, active=True, paths=paths))
+    lines, without = scheduled(test, variables, tools_of(variables))
+    click.echo("\n".join(lines))
+    if without:
+        click.echo(f"gangrun: {clean(without)}", err=True)
+    return DONE
 
 
 def _here(query: HealthQuery, *, everything: bool, quiet: bool, reason: bool, as_json: bool) -> int:

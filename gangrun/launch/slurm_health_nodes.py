@@ -1,25 +1,33 @@
 """``gangrun health --nodes`` and ``gangrun health RUN``: the same checks on other nodes, through srun.
 
 What comes back is JSON from each node, read with care. A run's journal has what was found at each of its nodes and
-which are excluded; a run that holds nodes in Slurm has them asked too.
+which are excluded; a run that holds nodes in Slurm has them asked too. ``--schedule`` asks nobody: it gives the lines
+with which cron or Slurm asks every day.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
 import sys
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.step import Heard, Unasked, Where, known_nodes, nodes_of_job, on_each
+from gangrun.config import environment
 from gangrun.core.events import FindingRaised
 from gangrun.core.nodes.standing import active
 from gangrun.core.nodeset import NodesetError, fold, natural_sort, unfold
 from gangrun.display.health_page import VERDICTS, NodeReport
 from gangrun.entry.wiring import own_command
 from gangrun.errors import SCHEDULER, USAGE, UserError, did_you_mean
+from gangrun.runs.jobs import scheduler_of
 from gangrun.runs.locate import find
 from gangrun.runs.snapshot import RunSnapshot, read
 from gangrun.wire.kinds import event_of
@@ -30,6 +38,15 @@ if TYPE_CHECKING:
 
 PASSIVE_WITHIN_S = 90.0
 KEPT_FOR_S = 24 * 3600.0  # an older finding says little of today
+CRON_LINE_MAX_BYTES = 998  # longer ones are refused by cron
+CRON_HOUR = 3
+CRON_PATH = "/usr/bin:/bin"
+CRON_LACKS = (  # what this shell has and cron has not: where gangrun's and Slurm's files lie, and which python trains
+    "SLURM_CONF", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH",
+    "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
+)  # fmt: skip
+SCRONTAB_LIMIT = "00:30:00"
+SCRONTAB_NODES_COUNT = 2  # if none are named: Slurm's choice, so that over the days many nodes are tested
 
 
 def where_to_ask(text: str | None, variables: Mapping[str, str], tools: Tools, options: tuple[str, ...] = ()) -> Where:
@@ -182,3 +199,106 @@ def merged(nodes: list[NodeReport], said: Iterable[NodeReport]) -> list[NodeRepo
         earlier = tuple((v, c, f"earlier: {words}") for v, c, words in old.wrong if c not in now)
         known[one.node] = replace(one, wrong=one.wrong + earlier, excluded=old.excluded)
     return [known[name] for name in natural_sort(known)]
+
+
+# ---- every day -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DailyTest:
+    """What to ask every day, and when: ``at`` is HH:MM, or "" for a minute of this user's own after three."""
+
+    at: str
+    nodes: str | None
+    partition: str
+    account: str
+    here: HealthQuery
+
+
+def scheduled(test: DailyTest, variables: Mapping[str, str], tools: Tools) -> tuple[list[str], str]:
+    """Lines for crontab and, if this cluster takes them, for scrontab; and why not for both, or ""."""
+    minute, hour = _time_of(test.at)
+    path = variables.get("PATH")
+    nodes = where_to_ask(test.nodes, {}, tools).nodes if test.nodes is not None else ()
+    has_crontab = shutil.which("crontab", path=path) is not None
+    has_scrontab = shutil.which("scrontab", path=path) is not None
+    takes_scrontab = has_scrontab and scheduler_of(tools).controller().takes_scrontab
+    without = "scrontab is not enabled on this cluster (ScronParameters=enable in slurm.conf)"
+    if not has_crontab and not takes_scrontab:
+        words = "this host has no crontab" + (f", and {without}" if has_scrontab else " and no scrontab")
+        hint = "log in to a host that has one of them, and call gangrun health --schedule there"
+        raise UserError("schedule", f"{words}: nothing here would start a daily test", hint)
+    when, prefix, lines = f"{minute} {hour} * * *", _surroundings(variables), list[str]()
+    if has_crontab:
+        crontab = f"{when} {_each_day(_tests(test, nodes, prefix))}".replace("%", "\\%")
+        _check_line(crontab)
+        lines += ["# crontab -e, on this host:", crontab]
+    if takes_scrontab:
+        command = _each_day(_tests_of_job(test, prefix, is_alone=len(nodes) == 1))
+        _check_line(command)
+        lines += ["# scrontab -e, on any host of this cluster:", *_options_of_job(test, nodes, variables)]
+        lines.append(f"{when} {command}")
+    return lines, without if has_scrontab and not takes_scrontab else ""
+
+
+def _time_of(at: str) -> tuple[int, int]:
+    """(minute, hour)."""
+    if not at:
+        return zlib.crc32(environment.user_name().encode()) % 60, CRON_HOUR
+    found = re.fullmatch(r"([01]?[0-9]|2[0-3]):([0-5][0-9])", at)
+    if found is None:
+        raise UserError("usage", f"--schedule: {at!r} is no time of day", "write it as HH:MM: --schedule 03:30")
+    return int(found[2]), int(found[1])
+
+
+def _surroundings(variables: Mapping[str, str]) -> list[str]:
+    """What makes cron's shell find what this one finds."""
+    kept = [f"{name}={variables[name]}" for name in CRON_LACKS if variables.get(name)]
+    srun = shutil.which("srun", path=variables.get("PATH"))
+    folder = str(Path(srun).parent) if srun is not None else ""
+    path = [f"PATH={folder}:{CRON_PATH}"] if folder and folder not in CRON_PATH.split(":") else []
+    return ["env", *kept, *path] if kept or path else []
+
+
+def _tests(test: DailyTest, nodes: Sequence[str], prefix: Sequence[str]) -> list[str]:
+    """The device tests of this host or of these nodes, and of nodes also the test in pairs."""
+    queue = [*(["-p", test.partition] if test.partition else []), *(["-A", test.account] if test.account else [])]
+    there = ["--nodes", fold(nodes), *queue] if nodes else []
+    found = [_command(prefix, [*words_of(test.here), *there])]
+    return found + ([_command(prefix, ["--network", *there])] if len(nodes) > 1 else [])
+
+
+def _tests_of_job(test: DailyTest, prefix: Sequence[str], *, is_alone: bool) -> list[str]:
+    """The same of whatever nodes the job has."""
+    devices = _command(prefix, words_of(test.here)) + ' --nodes "$SLURM_JOB_NODELIST"'
+    return [devices] if is_alone else [devices, _command(prefix, ["--network"])]
+
+
+def _command(prefix: Sequence[str], words: Sequence[str]) -> str:
+    return shlex.join([*prefix, *own_command("gangrun.cli.main", ["health", "--quiet", *words], sys.executable)])
+
+
+def _each_day(tests: Sequence[str]) -> str:
+    """One line of sh, which says nothing if all is well: what it says becomes a mail, or the job's output."""
+    first, *more = [f"{one} 2>&1" for one in tests]
+    both = "".join(f"; first=$?; {one} && exit $first" for one in more)
+    return f'out=$({first}{both}) || {{ echo "$out"; exit 1; }}'
+
+
+def _options_of_job(test: DailyTest, nodes: Sequence[str], variables: Mapping[str, str]) -> list[str]:
+    options = {
+        "job-name": "gangrun-health", "nodes": str(len(nodes) or SCRONTAB_NODES_COUNT), "nodelist": fold(nodes),
+        "partition": test.partition, "account": test.account, "ntasks-per-node": "1", "time": SCRONTAB_LIMIT,
+        "output": f"{variables.get('HOME', '').rstrip('/')}/gangrun-health.log", "open-mode": "append",
+    }  # fmt: skip
+    given = [f"--{name}={shlex.quote(value)}" for name, value in options.items() if value]
+    return [f"#SCRON {option}" for option in (*given, "--exclusive", "--no-requeue")]
+
+
+def _check_line(line: str) -> None:
+    if "\n" in line:
+        words = "a path or a variable of yours has a line break in it, which no line for cron can hold"
+        raise UserError("schedule", words, "call gangrun by another path, or without that variable")
+    if (size := len(line.encode("utf-8", "surrogateescape"))) > CRON_LINE_MAX_BYTES:
+        words = f"the line would have {size} bytes, and cron takes {CRON_LINE_MAX_BYTES} at most"
+        raise UserError("schedule", words, "name fewer nodes, or unset LD_LIBRARY_PATH if the tests work without it")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from typing import Any
+
+import pytest
 
 from tests.slurm import reach
 from tests.slurm.cluster import Cluster
@@ -70,6 +74,38 @@ def test_in_pairs_the_slow_and_the_broken_node_are_named(run: Run, cluster: Clus
     said = {one["node"]: one["wrong"][0]["sentence"] for one in told["nodes"] if one["wrong"]}
     assert "the network of n2 is slow" in said["n2"]
     assert "the network of n5 does not get through" in said["n5"]
+
+
+@pytest.mark.slow
+def test_the_printed_lines_test_devices_and_pairs(run: Run, cluster: Cluster) -> None:
+    """As cron and Slurm would start them: nothing of the shell that printed them, in the user's home."""
+    tools, home = run.folder / "bin", run.folder / "home"
+    tools.mkdir(mode=0o755)
+    home.mkdir()
+    home.chmod(0o777)
+    for name in ("crontab", "scrontab"):
+        (tools / name).write_text("#!/bin/sh\n")
+        (tools / name).chmod(0o755)
+    path = f"PATH={tools}:{os.environ['PATH']}"
+    call = ["env", path, f"HOME={home}", *GANGRUN, "health", "--schedule", "03:30", "--nodes", "n[1-2]"]
+    told = cluster.user_run([*call, "--path", "/tmp"], cwd=run.folder)
+    assert "scrontab is not enabled" in told.stderr and "#SCRON" not in told.stdout
+    cluster.reconfigure(ScronParameters="enable")
+    head, crontab, other, *scrontab = cluster.user_run([*call, "--path", "/tmp"], cwd=run.folder).stdout.splitlines()
+    assert (head, other) == ("# crontab -e, on this host:", "# scrontab -e, on any host of this cluster:")
+    assert crontab.startswith("30 3 * * * ") and scrontab[-1].startswith("30 3 * * * ")
+    bare = ["env", "-i", f"HOME={home}", "PATH=/usr/bin:/bin", "/bin/sh", "-c"]
+    done = cluster.user_run([*bare, crontab[11:]], cwd=home, check=False, within_s=200.0)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+    gone = cluster.user_run(
+        [*bare, crontab[11:].replace("--path=/tmp", "--path=/tmp/gone")], cwd=home, check=False, within_s=200.0
+    )
+    assert (gone.returncode, "/tmp/gone: the directory cannot be written" in gone.stdout) == (1, True), gone.stdout
+    options = [line.replace("#SCRON ", "") for line in scrontab[:-1]]
+    job = cluster.submit(scrontab[-1][11:], *(word for line in options for word in shlex.split(line)))
+    cluster.wait_job(job, "COMPLETED", "FAILED", deadline_s=300)
+    log = home / "gangrun-health.log"
+    assert (cluster.job(job)["JobState"], log.read_text()) == ("COMPLETED", "")
 
 
 def test_the_prolog_keeps_a_job_from_a_sick_node(cluster: Cluster) -> None:

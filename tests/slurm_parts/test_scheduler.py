@@ -350,6 +350,8 @@ AS_OF = "Configuration data as of 2026-11-22T06:00:00\n"
             Answer(0, f"{AS_OF}JobFileAppend = 0\nKillWait                = 10 sec\nUnkillableStepTimeout = 60 sec\n"),
             Controller(10.0, wall("2026-11-22T06:00:00")),
         ),
+        (Answer(0, "ScronParameters         = enable,explicit_scancel\n"), Controller(KILL_WAIT_S, None, True)),
+        (Answer(0, "ScronParameters         = (null)\n"), Controller(KILL_WAIT_S, None)),
         (Answer(0, "nothing of it\n"), Controller(KILL_WAIT_S, None)),
         (Answer(1, err="Unable to contact slurm controller"), Controller(KILL_WAIT_S, None)),
         (Answer(1, err="no"), Controller(KILL_WAIT_S, None)),

@@ -38,6 +38,7 @@ _FIRST_LINE = re.compile(
     r"JobId=(?P<job>\S+)(?: ArrayJobId=\S+)?(?: ArrayTaskId=\S+)?(?: HetJob\S+=\S+)* JobName=(?P<name>.*)"
 )
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]+)", re.MULTILINE)
+_SCRONTAB = re.compile(r"^ScronParameters\s*=.*\benable\b", re.MULTILINE)
 _AS_OF = re.compile(r"^Configuration data as of (\S+)", re.MULTILINE)
 _NODE_STATE = re.compile(r"^ *State=([A-Z]+)", re.MULTILINE)
 _BOOT_TIME = re.compile(r"^NodeName=(\S+) .*? BootTime=(\S+)", re.MULTILINE)
@@ -114,6 +115,7 @@ class Controller:
 
     kill_wait_s: float = KILL_WAIT_S  # between SIGTERM and SIGKILL
     wall: float | None = None
+    takes_scrontab: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +308,9 @@ class SlurmScheduler:
         text = self._shown("config")
         kill_wait, as_of = _KILL_WAIT.search(text), _AS_OF.search(text)
         return Controller(
-            float(kill_wait.group(1)) if kill_wait else KILL_WAIT_S, _instant(as_of.group(1)) if as_of else None
+            float(kill_wait.group(1)) if kill_wait else KILL_WAIT_S,
+            _instant(as_of.group(1)) if as_of else None,
+            _SCRONTAB.search(text) is not None,
         )
 
     def grace_time_s(self, partition: str) -> float | None:

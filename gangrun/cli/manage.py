@@ -77,6 +77,9 @@ def checkpoints(
 def nodes(words: tuple[str, ...], as_json: bool) -> int:
     """List nodes excluded by your runs: why, and until when new runs avoid them.
 
+    Below, nodes whose error counters got worse over the last week, with a sentence for the administrator. No run
+    excludes a node for that.
+
     `gangrun nodes clear n[3-4]` removes these nodes from the list, `gangrun nodes clear all` removes every node.
     """
     from gangrun.launch import node_history
@@ -98,7 +101,10 @@ def nodes(words: tuple[str, ...], as_json: bool) -> int:
         return DONE
     rows = node_history.rows_of(known)
     head = ("node", "now", "times", "last", "why")
-    click.echo("\n".join(table(head, rows, look_now().columns, "")) if rows else "no node is excluded")
+    columns = look_now().columns
+    lines = table(head, rows, columns, "") if rows else ["no node is excluded"]
+    worse = node_history.worse_lines(known, columns)
+    click.echo("\n".join([*lines, *([""] if worse else []), *worse]))
     return DONE
 
 

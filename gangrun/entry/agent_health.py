@@ -19,6 +19,7 @@ from gangrun.adapters.local.box import gpus_count
 from gangrun.adapters.local.health_child import HealthChild
 from gangrun.adapters.net.interface import unanswered
 from gangrun.agent.brain.facts import Checked, FindingReported
+from gangrun.config import environment
 from gangrun.core.evidence import NodeFinding
 from gangrun.core.model import BrokenSlot, Met
 from gangrun.core.nodes.device_test import QUICK, THOROUGH
@@ -160,6 +161,7 @@ def watch_spec(spec: RunSpec, node: str, run_directory: Path, variables: Mapping
         "directories": [str(run_directory), *checkpoints],
         "made_later": checkpoints,
         "kept": str(RunPaths(run_directory).counters(node)),
+        "history": str(environment.state_home()),
         "policy": {
             **expected,
             "gpus_used": gpu_devices.wanted({**variables, **spec.environment}),

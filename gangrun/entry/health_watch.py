@@ -11,6 +11,7 @@ without: NVML is loaded here and nowhere else. It ends when its standard input d
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -24,17 +25,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangrun.adapters.clock import SystemClock
+from gangrun.adapters.fs.counter_history import EVERY_S, CounterHistory
 from gangrun.adapters.fs.disk import Disk
 from gangrun.config import environment
-from gangrun.health.framework.check import HealthPolicy, Needs, Reading, as_warning
+from gangrun.health.framework.check import CauseClass, HealthPolicy, Needs, Reading, as_warning
 from gangrun.health.framework.evidence import DEVICES, News, in_core, travels
-from gangrun.health.framework.readings import boot_id, plain_reading, reading_from
+from gangrun.health.framework.readings import boot_id, plain_reading, reading_from, wear_counters
 from gangrun.health.framework.rounds import CheckFamily, HealthSurroundings, Rounds
 from gangrun.health.gpu.devices import is_beside, own_gpus
 from gangrun.health.gpu.xid import GpuWord, XidStory, XidWatch, report_of
 from gangrun.health.gpu.xid_table import XidClass, row_of
 from gangrun.health.host import site
 from gangrun.launch.health_here import HealthProbes, at_the_gate, families_of
+from gangrun.planning.trends import KINDS
 
 if TYPE_CHECKING:
     from gangrun.core.evidence import DriverReport
@@ -145,6 +148,8 @@ class HealthWatch:
         self._policy = HealthPolicy(**{name: _value(found) for name, found in spec.get("policy", {}).items()})
         self._rounds = Rounds(self._families, self._around, self._policy, self._clock)
         boot = boot_id(self._around.root) if spec.get("kept") else ""
+        self._history = CounterHistory(Path(str(spec["history"]))) if spec.get("history") else None
+        self._noted_at: float | None = None
         self._kept = KeptCounters(Path(str(spec.get("kept"))), boot, self._clock.now)
         self._news, self._xids = News(), XidStory(self._node)
         self._slots_told: list[str] = []
@@ -207,6 +212,7 @@ class HealthWatch:
             self._news.forget()
             late = self._look_at_all()
             self._kept.keep(self._rounds.kept, at_once=True)
+            self._note_counters()
             self._say({"op": "looked", "n": said.get("n"), "late": late})
         elif said.get("op") == "work":
             self._work(said)
@@ -239,8 +245,29 @@ class HealthWatch:
         now = self._clock.now()
         told = [self._look(family) for family in self._families if now >= self._due[family.name]]
         self._kept.keep(self._rounds.kept, at_once=any(told))
+        self._note_counters()
         if now >= self._said_at + ALIVE_EVERY_S:
             self._say({"op": "alive"})
+
+    def _note_counters(self) -> None:
+        """Every few hours, what hardware has counted so far: for ``gangrun nodes``, which tells what gets worse."""
+        now = self._clock.now()
+        if self._noted_at is None or now - self._noted_at >= EVERY_S:
+            self._noted_at = now
+            counted, wall = wear_counters(self._rounds.readings(), KINDS.keys()), self._clock.wall()
+            self._in_history(lambda history: history.add(self._node, counted, wall))
+
+    def _in_history(self, write: Callable[[CounterHistory], None]) -> None:
+        """In a thread, as a home directory may stand still; what cannot be written is not known later."""
+        history = self._history
+        if history is None:
+            return
+
+        def work() -> None:
+            with contextlib.suppress(OSError):
+                write(history)
+
+        threading.Thread(target=work, name="counter-history", daemon=True).start()
 
     def _look(self, family: CheckFamily) -> bool:
         """True where something was new."""
@@ -278,6 +305,9 @@ class HealthWatch:
             return
         finding = self._xids.finding(event, self._word_of(gpu), self._clock.now())
         if finding is not None:
+            if finding.cause is CauseClass.HARDWARE:
+                wall = self._clock.wall()
+                self._in_history(lambda history: history.add_event(self._node, uuid, gpu, wall))
             facts = self._gpu_facts()
             if facts is not None and is_beside(facts, self._policy.gpus_used, uuid):
                 self._say_finding(as_warning(finding))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangrun.adapters.clock import SystemClock
+from gangrun.adapters.fs.counter_history import CounterHistory
 from gangrun.adapters.local.children import ProbeChildren
 from gangrun.config import environment
 from gangrun.config.health_table import site_commands
@@ -24,17 +25,19 @@ from gangrun.errors import UserError
 from gangrun.health.active import devices
 from gangrun.health.catalogue import ACTIVE_CHECKS, ACTIVE_FAMILIES, FAMILIES
 from gangrun.health.framework.check import CheckVerdict, HealthPolicy, NodeFacts, Reading, Severity
-from gangrun.health.framework.readings import facts_from, plain_reading, reading_from, text_of
+from gangrun.health.framework.readings import facts_from, plain_reading, reading_from, text_of, wear_counters
 from gangrun.health.framework.rounds import CheckFamily, HealthSurroundings, Rounds
 from gangrun.health.gpu import dcgm
 from gangrun.health.gpu.devices import given, named
 from gangrun.health.host import site
 from gangrun.node.processes import host_name
+from gangrun.planning.trends import KINDS
 
 if TYPE_CHECKING:
     from gangrun.ports import Clock
 
 KEPT_MAX_BYTES = 1_000_000
+REMEMBERS_WITHIN_S = 2.0
 LEAST_S = 5.0  # a test for which less time is left is not begun
 
 
@@ -109,12 +112,28 @@ def looked(query: HealthQuery, variables: Mapping[str, str]) -> tuple[tuple[Chec
     if query.over > 0:
         threading.Event().wait(query.over)
         verdicts = rounds.look()
+    _remember_counters(node_name(variables), rounds.readings())
     names = {place: name for one in rounds.readings() for place, name in named(one).items()}
     if query.active:
         families = (devices.DEEP_FAMILY, dcgm.DEEP_TEST_FAMILY) if query.deep else ACTIVE_FAMILIES
         tested, why_not = measured(families, around, policy, node_name(variables), SystemClock())
         verdicts += tested
     return verdicts, names, why_not
+
+
+def _remember_counters(node: str, readings: Iterable[Reading]) -> None:
+    """For ``gangrun nodes``, which tells what gets worse over days. A home directory that stands still costs little."""
+    counted, wall = wear_counters(readings, KINDS.keys()), SystemClock().wall()
+    if not counted:
+        return
+
+    def work() -> None:
+        with contextlib.suppress(OSError):
+            CounterHistory(environment.state_home()).add(node, counted, wall)
+
+    thread = threading.Thread(target=work, name="counter-history", daemon=True)
+    thread.start()
+    thread.join(REMEMBERS_WITHIN_S)
 
 
 def policy_of(query: HealthQuery, variables: Mapping[str, str], bounds: Mapping[str, Any]) -> HealthPolicy:

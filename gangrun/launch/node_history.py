@@ -5,24 +5,28 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 
 import click
 import msgspec
 
+from gangrun.adapters.fs.counter_history import CounterHistory
 from gangrun.adapters.fs.known_bad import KnownBadFile
 from gangrun.config import environment
 from gangrun.core.evidence import Reported
 from gangrun.core.model import RunState
 from gangrun.core.nodes import history, quarantine
 from gangrun.core.nodes.history import nodes_to_avoid
-from gangrun.core.nodeset import NodesetError, fold, unfold
+from gangrun.core.nodeset import NodesetError, fold, natural_sort, unfold
 from gangrun.core.text import one_line
-from gangrun.display.text import clean
+from gangrun.display.text import clean, wrapped
 from gangrun.errors import UserError
+from gangrun.planning.trends import KINDS, CounterTrend, worsening
 from gangrun.runs.status import SCHEMA
 from gangrun.runs.times import wall_now
 
 READ_WITHIN_S = 2.0
+WORSE_SHOWN_COUNT = 10
 HOUR_S = 3600.0
 
 
@@ -125,12 +129,28 @@ class ReportedGpu(msgspec.Struct, frozen=True, kw_only=True):
     times: int
 
 
+class WorseCounter(msgspec.Struct, frozen=True, kw_only=True):
+    """A counter of a device that got worse over the last week; ``sentence`` tells the administrator."""
+
+    node: str
+    device: str
+    place: str
+    counter: str
+    rise: int
+    since: float
+    until: float
+    days: int
+    last_day_rise: int
+    sentence: str
+
+
 class KnownNodes(msgspec.Struct, frozen=True, kw_only=True):
     """What ``nodes --json`` prints, newest first."""
 
     schema: int = SCHEMA
     nodes: tuple[KnownNode, ...]
     reports: tuple[ReportedGpu, ...]
+    worse: tuple[WorseCounter, ...] = ()
 
 
 class ClearedNodes(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +177,41 @@ def known_nodes() -> KnownNodes:
         ReportedGpu(node=one.node, gpu=one.gpu, xid=one.number, at=one.seen[-1][0], times=len(one.seen))
         for one in sorted(watched.values(), key=lambda one: -one.seen[-1][0])
     ]
-    return KnownNodes(nodes=tuple(nodes), reports=tuple(reports))
+    return KnownNodes(nodes=tuple(nodes), reports=tuple(reports), worse=tuple(_worse(now)))
+
+
+def _worse(now: float) -> Iterable[WorseCounter]:
+    """Of every node, the most striking first."""
+    for node, series in CounterHistory(environment.state_home()).nodes().items():
+        for one in worsening(series, now):
+            yield WorseCounter(
+                node=node, device=one.device, place=one.place, counter=one.name, rise=one.rise, since=one.since,
+                until=one.until, days=one.days_count, last_day_rise=one.last_day_rise, sentence=_sentence(node, one),
+            )  # fmt: skip
+
+
+def _sentence(node: str, one: CounterTrend) -> str:
+    """What an administrator needs, to be copied whole."""
+    kind = KINDS[one.name]
+    device = one.place if one.device == one.place else f"{one.place} ({one.device})"
+    since, until = (f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d}" for at in (one.since, one.until))
+    return (
+        f"On node {node}, {device} had {one.rise:,} more {kind.words} between {since} and {until}, on {one.days_count} "
+        f"days, about {one.last_day_rise:,} of them in the last day; {kind.advice}."
+    )
+
+
+def worse_lines(known: KnownNodes, columns: int) -> list[str]:
+    """The same as a paragraph for each device; [] if nothing got worse."""
+    if not known.worse:
+        return []
+    names = clean(fold({one.node for one in known.worse}))
+    head = f"getting worse over the last week, and still used: {names}. For the administrator, to copy:"
+    lines = wrapped(head, columns, "", "  ")
+    for one in known.worse[:WORSE_SHOWN_COUNT]:
+        lines += ["", *wrapped(clean(one.sentence), columns, "  ", "  ")]
+    left = len(known.worse) - WORSE_SHOWN_COUNT
+    return lines + (["", f"  {left} more counters got worse: gangrun nodes --json has all"] if left > 0 else [])
 
 
 def rows_of(known: KnownNodes) -> list[tuple[str, str, str, str, str]]:
@@ -186,15 +240,17 @@ def rows_of(known: KnownNodes) -> list[tuple[str, str, str, str, str]]:
 def clear(words: Sequence[str]) -> list[str]:
     """Forget these nodes, or ``all``; the names of those that were forgotten."""
     file = KnownBadFile(environment.state_home())
-    known = {**file.read(), **{one.node: one for one in file.reports()}}
+    counters = CounterHistory(environment.state_home())
+    listed = {*file.read(), *(one.node for one in file.reports()), *(one.node for one in _worse(wall_now()))}
     try:
-        named = list(known) if list(words) == ["all"] else [name for word in words for name in unfold(word)]
+        named = natural_sort(listed) if list(words) == ["all"] else [name for word in words for name in unfold(word)]
     except ValueError as error:
         raise UserError("usage", f"{clean(' '.join(words))} names no nodes: {error}", "write n3, or n[3-5]") from error
-    if strange := [name for name in named if name not in known]:
+    if strange := [name for name in named if name not in listed]:
         raise UserError("usage", f"{clean(fold(strange))} is not on the list", "gangrun nodes shows the list")
     try:
         file.clear(tuple(named))
+        counters.clear(named)
     except OSError as error:
         raise UserError(
             "state", f"cannot write {file.path}: {error.strerror}", "see whether you may write there"

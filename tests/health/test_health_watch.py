@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gangrun.adapters.clock import SystemClock
+from gangrun.adapters.fs.counter_history import CounterHistory
 from gangrun.adapters.local import health_child
 from gangrun.adapters.local.health_child import HealthChild
 from gangrun.health.catalogue import CHECKS
@@ -69,7 +70,13 @@ def test_an_xid_is_told_with_its_gpu_and_the_rest_of_a_driver_that_hangs_is_unkn
     driver.say()
     spec = {
         "node": "n1", "directories": [str(driver.state.parent)], "off": ["host_kernel", "gpu_count"], "policy": PATIENT,
+        "history": str(driver.state.parent / "home"),
     }  # fmt: skip
+
+    def remembered(name: str) -> dict[str, int]:
+        series = CounterHistory(driver.state.parent / "home").nodes().get("n1", ())
+        return {one.device: one.readings[-1][1] for one in series if one.name == name}
+
     child, seen, said = keep([sys.executable, "-m", "gangrun.entry.health_watch", json.dumps(spec)], driver.environment)
     found, unknown = child.look(60.0)
     assert (unknown, said) == ("", [])
@@ -87,6 +94,8 @@ def test_an_xid_is_told_with_its_gpu_and_the_rest_of_a_driver_that_hangs_is_unkn
     (fault,) = until(lambda: told("XID 31"), 30, lambda: f"XID 31 among {seen}")
     assert (fault["place"], fault["fatal"], fault["poor"]) == ("gpu 0", False, False)
     assert fault["report"] == {"gpu": "GPU-0", "number": 31, "again": "poor"}
+    until(lambda: remembered("xids") == {"GPU-1": 1}, 30, lambda: f"79 and not 31: {remembered('xids')}")
+    assert remembered("ecc_corrected") == {"GPU-0": 0, "GPU-1": 0}
     events = {"event0": "1 8 79", "event1": "0 8 31", "event2": "0 8 94"}
     driver.say(changes={**events, "gpu0.ecc10": 1})
     until(lambda: told("XID 94"), 30, lambda: f"XID 94 among {seen}")

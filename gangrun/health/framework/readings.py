@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,3 +146,23 @@ def by_uuid(before: Reading, now: Reading) -> Reading:
         elif (new := moved[gpu]) is not None and match is not None:
             values[f"{new}{match[2] or ''}"] = names
     return replace(before, facts=replace(before.facts, values=values))
+
+
+# ---- kept over days --------------------------------------------------------------------------------------------------
+
+
+def wear_counters(readings: Iterable[Reading], names: Collection[str]) -> dict[tuple[str, str, str], int]:
+    """(device, what the node calls it, counter) -> count, of the counters in ``names``.
+
+    A GPU is known by its UUID, and its links with it, as its number may be another after a reboot.
+    """
+    found: dict[tuple[str, str, str], int] = {}
+    for one in readings:
+        for place, values in one.facts.values.items():
+            gpu = _OF_GPU.fullmatch(place)
+            uuid = one.facts.get(gpu[1], UUID) if gpu is not None else None
+            device = f"{uuid}{gpu[2] or ''}" if gpu is not None and uuid is not None else place
+            for name in values.keys() & names:
+                if (count := one.facts.number(place, name)) is not None:
+                    found[device, place, name] = int(count)
+    return found

@@ -147,12 +147,15 @@ def cluster_page(found: ClusterReport, look: PageFormat) -> list[str]:
         [
             ("runs", f"{len(found.runs)}: {node_days}, {found.gpu_h:,.1f} GPU-hours{price}"),
             ("failures", f"{failures}; {mtbf}"),
-            ("saved", f"{found.saved_gpu_h:,.1f} GPU-hours, compared with restarts by hand"),
+            ("saved", _saved_words(found)),
         ],
         look,
     )
     causes = [(one.cause, str(one.failures), span_words(one.node_mtbf_s)) for one in found.causes]
-    nodes = [(clean(one.node), str(one.times), clean("; ".join(one.reasons))) for one in found.nodes]
+    kinds = [(one.kind, str(one.failures), span_words(one.node_mtbf_s)) for one in found.kinds]
+    nodes = [
+        (clean(one.node), str(one.times), span_words(one.mtbf_s), clean("; ".join(one.reasons))) for one in found.nodes
+    ]
     runs = [
         (
             clean(one.run), clean(one.name), one.state, _share(one.ettr), span_words(one.whole_s),
@@ -161,8 +164,9 @@ def cluster_page(found: ClusterReport, look: PageFormat) -> list[str]:
         for one in found.runs
     ]  # fmt: skip
     tables: list[tuple[tuple[str, ...], Sequence[tuple[str, ...]]]] = [
+        (("whose", "failures", "one per node in"), kinds),
         (("cause", "failures", "one per node in"), causes),
-        (("node", "times", "lost or excluded, because"), nodes[:NODES_SHOWN_COUNT]),
+        (("node", "times", "once in", "lost or excluded, because"), nodes[:NODES_SHOWN_COUNT]),
         (("run", "name", "state", "useful", "of", "GPU-hours", "failures"), runs),
     ]
     for head, rows in tables:
@@ -173,6 +177,16 @@ def cluster_page(found: ClusterReport, look: PageFormat) -> list[str]:
         lines += ["", "not counted, because they cannot be read:"]
         lines += [line for words in found.unreadable for line in wrapped(clean(words), look.columns, "  ", "    ")]
     return lines
+
+
+def _saved_words(found: ClusterReport) -> str:
+    """What recoveries took less than what people do without gangrun: notice, find the node, submit again."""
+    if not found.recoveries:
+        return "nothing yet: no recovery was needed, or none succeeded"
+    many = f"{found.recoveries} recover{'y' if found.recoveries == 1 else 'ies'}"
+    by_hand = span_words(NOTICING_BY_HAND_S + BY_HAND_S)
+    price = "" if found.saved_cost is None else f", {money_words(found.saved_cost)}"
+    return f"{found.saved_gpu_h:,.1f} GPU-hours{price}: {many}, compared with restarts by hand ({by_hand} each)"
 
 
 def simulation_page(

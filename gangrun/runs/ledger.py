@@ -11,6 +11,7 @@ queue as the run wants. After the run has ended nothing counts until it is resum
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -54,6 +55,13 @@ _OF_PHASE = {
 _UNPLACED = frozenset({Phase.PENDING.value, Phase.CHECKING.value, Phase.WAITING.value})
 _ENDS = frozenset(phase.value for phase in TERMINAL)
 _TRAINING = frozenset({TimeUse.USEFUL.value, TimeUse.SAVING.value, TimeUse.LOST.value})
+_KIND = {  # whose failure a cause is most often; the rest is the program's
+    Cause.HARDWARE: "node", Cause.NODE_SILENT: "node", Cause.AGENT_DIED: "node", Cause.GPU_MEMORY: "node",
+    Cause.FOREIGN_PROCESS: "node", Cause.LOCAL_DISK: "node", Cause.CPU: "node",
+    Cause.NETWORK: "network", Cause.STORAGE: "storage", Cause.SERVICE: "service",
+    Cause.SIGNAL: "not known", Cause.KILLED: "not known", Cause.VICTIMS_ONLY: "not known", Cause.HANG: "not known",
+}  # fmt: skip
+_KIND_OF = {cause.value: _KIND.get(cause, "program") for cause in Cause} | {"failed": "not known"}
 FAILURE_OUTCOMES = frozenset({*(cause.value for cause in Cause), "failed"})  # moves and preemptions are none
 
 
@@ -548,12 +556,26 @@ class CauseTotal(msgspec.Struct, frozen=True, kw_only=True):
     node_mtbf_s: float
 
 
+class KindTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """How often attempts failed for causes of one kind: node, network, storage, service, program, or not known."""
+
+    kind: str
+    failures: int
+    node_mtbf_s: float
+
+
 class NodeFailures(msgspec.Struct, frozen=True, kw_only=True):
-    """A node, and how often runs lost or excluded it."""
+    """A node, how often runs lost or excluded it, and for how long they held it."""
 
     node: str
     times: int
     reasons: tuple[str, ...]
+    held_s: float = 0.0
+
+    @property
+    def mtbf_s(self) -> float:
+        """Time held for each failure."""
+        return self.held_s / self.times
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -581,6 +603,9 @@ class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
     causes: tuple[CauseTotal, ...]
     nodes: tuple[NodeFailures, ...]
     saved_gpu_h: float
+    kinds: tuple[KindTotal, ...] = ()
+    recoveries: int = 0  # that succeeded
+    saved_cost: float | None = None
 
 
 @dataclass(slots=True)
@@ -591,6 +616,7 @@ class ClusterTotals:
     runs: list[RunReport] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     nodes: dict[str, list[str]] = field(default_factory=dict)
+    held_s: dict[str, float] = field(default_factory=dict)  # of each node, over all runs
 
     def take(self, entry: IndexEntry) -> None:
         """One more run; if it cannot be read, why."""
@@ -605,19 +631,24 @@ class ClusterTotals:
         """One more run."""
         if reading.state is None:
             return
-        self.runs.append(report_of(reading, None, self.price))
+        found = report_of(reading, None, self.price)
+        self.runs.append(msgspec.structs.replace(found, nodes=()))
+        for one in found.nodes:
+            self.held_s[one.node] = self.held_s.get(one.node, 0.0) + one.whole_s
         for node, why in node_failures(reading.records):
             self.nodes.setdefault(node, []).append(why)
 
     def report(self) -> ClusterReport:
         """What they tell together."""
         node_s = sum(one.node_s for one in self.runs)
-        causes: dict[str, int] = {}
+        causes, kinds = Counter[str](), Counter[str]()
         for one in self.runs:
             for cause, count in one.failures.items():
-                causes[cause] = causes.get(cause, 0) + count
+                causes[cause] += count
+                kinds[_KIND_OF[cause]] += count
         total = sum(causes.values())
         worst = sorted(self.nodes.items(), key=lambda item: (-len(item[1]), item[0]))
+        saved_gpu_h = sum(one.saved_gpu_h for one in self.runs)
         return ClusterReport(
             runs=tuple(
                 RunLine(
@@ -631,13 +662,23 @@ class ClusterTotals:
             node_mtbf_s=node_s / total if total else None,
             causes=tuple(
                 CauseTotal(cause=cause, failures=count, node_mtbf_s=node_s / count)
-                for cause, count in sorted(causes.items(), key=lambda item: (-item[1], item[0]))
+                for cause, count in _most(causes)
             ),
             nodes=tuple(
-                NodeFailures(node=node, times=len(why), reasons=tuple(dict.fromkeys(why))) for node, why in worst
+                NodeFailures(
+                    node=node, times=len(why), reasons=tuple(dict.fromkeys(why)), held_s=self.held_s.get(node, 0.0)
+                )
+                for node, why in worst
             ),
-            saved_gpu_h=sum(one.saved_gpu_h for one in self.runs),
+            saved_gpu_h=saved_gpu_h,
+            kinds=tuple(KindTotal(kind=k, failures=n, node_mtbf_s=node_s / n) for k, n in _most(kinds)),
+            recoveries=sum(one.recoveries for one in self.runs),
+            saved_cost=None if self.price is None else saved_gpu_h * self.price,
         )  # fmt: skip
+
+
+def _most(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 def node_failures(records: Iterable[Record]) -> Iterator[tuple[str, str]]:

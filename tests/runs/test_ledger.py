@@ -8,6 +8,7 @@ import pytest
 
 from gangrun.core.events import NodeLost
 from gangrun.planning.accounts import TimeUse
+from gangrun.runs import ledger
 from gangrun.runs.ledger import Ledger, failures_by_cause, ledger_of, node_failures
 from gangrun.runs.snapshot import read
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
@@ -203,10 +204,30 @@ def test_all_runs_together_name_causes_and_nodes(runs, gangrun: Call) -> None:
     causes = {one["cause"]: one["failures"] for one in found["causes"]}
     assert causes["rank error"] == 1
     assert found["node_mtbf_s"] == pytest.approx(found["node_s"] / sum(causes.values()))
+    assert {one["kind"]: one["failures"] for one in found["kinds"]} == {"program": 1, "node": 1}
+    assert all(one["node_mtbf_s"] == pytest.approx(found["node_s"] / one["failures"]) for one in found["kinds"])
+    (lost,) = found["nodes"]
+    held = sum(
+        one["whole_s"]
+        for run in found["runs"]
+        for one in gangrun("report", run["run"], "--json").json["nodes"]
+        if one["node"] == "n1"
+    )
+    assert lost["held_s"] == pytest.approx(held) and held > 0
+    assert (found["recoveries"], found["saved_cost"]) == (1, None)
+    assert found["saved_gpu_h"] == pytest.approx(4 * 40 / 60, rel=0.02)
     assert len(found["unreadable"]) == 1 and "20261118-110643-torn" in found["unreadable"][0]
     page = gangrun("report", "--all", "--gpu-hour-price", "3").out
     assert "rank error" in page and "not counted, because they cannot be read:" in page
+    words = " ".join(page.split())
+    assert "2.7 GPU-hours, $7.97: 1 recovery, compared with restarts by hand (40 min each)" in words
+    assert "whose failures one per node in" in words and "node times once in lost or excluded, because n1 1 " in words
     assert gangrun("report", "--all", "--window", "1h").code == 2
+
+
+def test_every_cause_is_of_a_kind_and_no_run_saves_nothing(runs, gangrun: Call) -> None:
+    assert ledger._KIND_OF.keys() == ledger.FAILURE_OUTCOMES
+    assert "saved       nothing yet" in gangrun("report", "--all").out
 
 
 def test_a_run_without_a_journal_says_so(runs, gangrun: Call) -> None:

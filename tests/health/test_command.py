@@ -50,6 +50,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("SLURM_GPUS_ON_NODE", raising=False)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # what it reads of counters is kept there
     write(tmp_path / "root", HOST)
     (tmp_path / "root/sys/bus/pci/devices").mkdir(parents=True)
     return tmp_path / "root"

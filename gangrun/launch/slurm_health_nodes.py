@@ -232,7 +232,8 @@ def scheduled(test: DailyTest, variables: Mapping[str, str], tools: Tools) -> tu
     if has_crontab:
         crontab = f"{when} {_each_day(_tests(test, nodes, prefix))}".replace("%", "\\%")
         _check_line(crontab)
-        lines += ["# crontab -e, on this host:", crontab]
+        idle = "" if nodes else ", at a time at which nothing trains here"
+        lines += [f"# crontab -e, on this host{idle}:", crontab]
     if takes_scrontab:
         command = _each_day(_tests_of_job(test, prefix, is_alone=len(nodes) == 1))
         _check_line(command)

@@ -49,7 +49,7 @@ def as_cron(line: str, home: str) -> tuple[str, subprocess.CompletedProcess[str]
 def test_the_line_runs_as_printed_and_speaks_only_of_what_failed(user: dict[str, str]) -> None:
     told = printed(user, "04:05", "--path", ".")
     head, line = told.stdout.splitlines()
-    assert (head, told.stderr) == ("# crontab -e, on this host:", "")
+    assert (head, told.stderr) == ("# crontab -e, on this host, at a time at which nothing trains here:", "")
     when, done = as_cron(line, user["HOME"])
     assert (when, done.returncode, done.stdout + done.stderr) == ("5 4 * * *", 0, "")
     assert list(Path(user["HOME"]).glob("state/gangrun/health/*.json")), "devices were tested, and their best was kept"

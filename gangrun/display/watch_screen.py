@@ -29,7 +29,7 @@ from gangrun.runs.watched import NodeSquares, RankKind, WatchedLook, WatchedRun
 
 DRAW_EVERY_S = 1.0
 LABEL_CHARS = 11
-ROWS_MIN = 10
+ROWS_MIN, COLUMNS_MIN = 10, 40  # what is drawn for a smaller terminal, which shows a part of it
 _BARS = "▁▂▃▄▅▆▇█"
 KEYS = (
     ("q", "leave; the run goes on"),
@@ -65,8 +65,9 @@ class Scrolled:
 
 
 def screen_lines(run: WatchedLook, at: Scrolled, look: PageFormat, rows: int) -> list[str]:
-    """The screen, at most ``rows`` lines of at most ``look.columns`` characters each."""
-    status, columns = run.status, look.columns
+    """The screen: ``rows`` lines of at most ``look.columns`` characters each, or the least that can be drawn."""
+    rows, columns = max(ROWS_MIN, rows), max(COLUMNS_MIN, look.columns)
+    status, look = run.status, replace(look, columns=columns)
     plain = state_line(status, replace(look, color=False))
     head = state_line(status, look) if len(plain) <= columns else _cut(plain, columns)
     lines = [head, _cut(f"  {clean(status.reason)}", columns)]
@@ -295,8 +296,8 @@ def watch_screen(watched: WatchedRun, look: Callable[[], PageFormat]) -> None:
         while run.status.exit_code is None and not run.status.abandoned:
             look_again_at = steady_now() + DRAW_EVERY_S
             while (left_s := look_again_at - steady_now()) > 0:
-                rows = max(ROWS_MIN, console.size.height)
-                lines = screen_lines(run, at, replace(look(), columns=console.size.width), rows)
+                columns, rows = console.size
+                lines = screen_lines(run, at, replace(look(), columns=columns), rows)
                 live.update(Text.from_ansi("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
                 for key in pressed(left_s):
                     if key in ("q", "Q"):

@@ -18,7 +18,7 @@ import pytest
 
 from gangrun.core.events import NodeLost, ProgressMarked
 from gangrun.display.status_page import PageFormat
-from gangrun.display.watch_screen import Scrolled, keys_in, screen_lines, turned
+from gangrun.display.watch_screen import COLUMNS_MIN, ROWS_MIN, Scrolled, keys_in, screen_lines, turned
 from gangrun.runs.follow import Follower
 from gangrun.runs.snapshot import read
 from gangrun.runs.watched import NodeSquares, RankKind, WatchedLook, WatchedRun, squares_of
@@ -69,6 +69,14 @@ def test_any_number_of_ranks_fits(runs: Path, columns: int, rows: int, nodes_cou
         assert any("1 lost" in line and "broken" in line for line in lines)
         squares_drawn = [line for line in lines if re.search(r"(^|\s)[■ ]*x[■ ]*$", line)]
         assert squares_drawn, lines  # the broken one is seen, however many share a square
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(0, 0), (9, 3), (15, 5), (20, 200)])
+def test_a_terminal_that_is_too_small_shows_a_part(runs: Path, columns: int, rows: int) -> None:
+    """As it is made smaller under a viewer; 0 where nobody set a size."""
+    story = longer(runs)
+    lines = lines_of(looked(story), columns, rows, story.now + 5)
+    assert len(lines) == max(ROWS_MIN, rows) and max(map(len, lines)) <= COLUMNS_MIN
 
 
 def test_squares_tell_lost_ranks_from_others(runs: Path) -> None:

@@ -475,7 +475,9 @@ class Roster:
     waited_for_nodes: bool = False  # once since the last launch; a second time nobody is waited for
     refills: tuple[Refill, ...] = ()  # that are wanted, oldest first
     refills_count: int = 0  # that the run has asked for, in all jobs: their numbers
-    refill_failures_count: int = 0  # in a row that brought no node to this job
+    refill_failures_count: int = 0  # in a row that brought no node of use to this job
+    refill_failed_at: float = 0.0  # the newest of them
+    refills_off: bool = False  # a person ended one, or none can be had in this job
     refill_until: float = 0.0  # until then the job holds its nodes for a refill; 0: it has not begun to wait
 
 

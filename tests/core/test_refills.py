@@ -21,6 +21,7 @@ from gangrun.core.events import (
     NodeSilent,
     Notice,
     NoticeKind,
+    ProgressMarked,
     RefillEnded,
     RefillQueued,
     RefillUnknown,
@@ -160,15 +161,64 @@ def test_a_refill_that_ends_is_asked_for_three_times_at_most_and_never_after_a_p
     life.ignored(RefillQueued(9, "77"), "nobody wants any more")
 
 
-def test_an_unknown_answer_is_asked_again_under_the_same_number_and_then_given_up() -> None:
+def test_an_unknown_answer_is_asked_again_under_the_same_number_for_as_long_as_a_node_is_missing() -> None:
+    """A controller that is down for minutes costs no refill: its next answer counts."""
     life = holding()
-    for _ in range(2):
+    for _ in range(20):
         life.on(RefillUnknown(1, "sbatch timed out"))
         assert (life.phase, life.last(SubmitRefill).number) == (Phase.WAITING, 1)
-    life.on(RefillUnknown(1, "sbatch timed out"))
+    life.due("nodes")
     assert life.last(CancelRefill).number == 1
     assert life.last(SubmitSuccessor).seq == 1
     life.ignored(RefillUnknown(1, "late"), "not being asked for")
+
+
+def refused(life: Life, *numbers: int) -> None:
+    for number in numbers:
+        assert life.last(SubmitRefill).number == number
+        life.on(RefillEnded(number, "Slurm refused it: QOSMaxSubmitJobPerUserLimit"))
+
+
+def test_after_three_that_failed_one_is_asked_for_now_and_then() -> None:
+    """What Slurm refuses now it may take later, and a job lasts for weeks."""
+    life = shrunk()
+    life.again()
+    life.on(GangStarted(1))
+    refused(life, 1, 2, 3)
+    life.on(ProgressMarked(1, 10), after_s=refilling.PAUSE_S - 1)
+    assert life.count(SubmitRefill) == 3
+    life.on(ProgressMarked(1, 20), after_s=1)
+    life.says("asking the scheduler for 1 more node (refill 4)")
+    refused(life, 4)
+    life.on(ProgressMarked(1, 30))
+    assert life.count(SubmitRefill) == 4
+
+
+def test_after_a_person_has_ended_one_none_is_asked_for_however_long_the_job_lasts() -> None:
+    life = shrunk()
+    life.again()
+    life.on(GangStarted(1))
+    life.on(RefillEnded(1, "job 77 ended (CANCELLED)", cancelled=True))
+    life.on(ProgressMarked(1, 10), after_s=10 * refilling.PAUSE_S)
+    assert life.count(SubmitRefill) == 1
+
+
+def test_nodes_that_fail_their_checks_are_not_fetched_one_after_the_other() -> None:
+    """Where all nodes outside the job lack a mount, say."""
+    life = shrunk()
+    life.again()
+    life.on(GangStarted(1))
+    for number in (1, 2, 3):
+        bring(life, f"m{number}", number)
+        life.on(NodeChecked(f"m{number}", False, "/data is not mounted"))
+        assert life.last(CancelRefill).number == number
+    assert life.count(SubmitRefill) == 3
+    life.on(ProgressMarked(1, 10), after_s=refilling.PAUSE_S)
+    bring(life, "m4", 4)
+    life.on(NodeChecked("m4", True))
+    assert life.state.roster.refill_failures_count == 0
+    lose(life, "m4")
+    assert life.last(SubmitRefill).number == 5, "it was good, so the next one is asked for at once"
 
 
 def test_a_refill_whose_node_is_gone_is_cancelled_and_its_node_never_used_again() -> None:

@@ -253,7 +253,6 @@ TABLE: Mapping[Phase, Row] = {
         e.NodeAbsent: On(node_events.absent, _TRIES),
         e.StepBrought: On(flush_to_disk.brought, _ENDS),
         e.DeadlinePassed: On(waiting.deadline, _TAKEN),
-        e.RefillUnknown: On(refills.unknown, _TRIES),
         e.RefillEnded: On(refills.ended, _TRIES),
         e.ActDone: On(waiting.submitted, (Phase.PENDING,)),
         e.ActFailed: On(waiting.not_submitted, (Phase.FAILED,)),

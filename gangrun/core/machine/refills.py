@@ -45,22 +45,30 @@ def follow(before: RunState, decision: Decision, now: float, policy: Policy) -> 
     if before.term != state.term:
         return replace(decision, actions=(*decision.actions, *_asked_again(state, now)))
     changed = before.roster is not state.roster or before.health.excluded is not state.health.excluded
-    if state.phase not in _COUNTS_IN or not (changed or before.phase is not state.phase):
+    try_again = refilling.has_failed_often(state) and not refilling.given_up(state, now)
+    if state.phase not in _COUNTS_IN or not (changed or try_again or before.phase is not state.phase):
         return decision
-    return _counted(decision, now, policy)
+    return _counted(before, decision, now, policy)
 
 
-def _counted(decision: Decision, now: float, policy: Policy) -> Decision:
+def _counted(before: RunState, decision: Decision, now: float, policy: Policy) -> Decision:
     """As many refills as are wanted."""
     there = set(refilling.held(decision.state, now))
     gone = [one for one in decision.state.roster.refills if one.node and one.node not in there]
     if gone:
-        decision = _dropped(decision, tuple(gone), "their nodes are lost or not to be used")
+        of_no_use = [one for one in gone if not _is_good(decision.state, one)]
+        failed = replace(decision, state=_failed(decision.state, len(of_no_use), now))
+        decision = _dropped(failed, tuple(gone), "their nodes are lost or not to be used")
     state = decision.state
+    if any(_is_good(state, one) and not _is_good(before, one) for one in state.roster.refills):
+        state = _with(state, state.roster.refills, refill_failures_count=0)
+        decision = replace(decision, state=state)
     wanted_count, open_ones = refilling.wanted_count(state, now, policy), refilling.on_their_way(state)
     if len(open_ones) > wanted_count:
         return _dropped(decision, open_ones[wanted_count:], "no node is missing that they could bring")
-    new_count = 0 if refilling.given_up(state) else wanted_count - len(open_ones)
+    new_count = 0 if refilling.given_up(state, now) else wanted_count - len(open_ones)
+    if refilling.has_failed_often(state):
+        new_count = min(new_count, 1)
     if not new_count:
         return decision
     first = state.roster.refills_count + 1
@@ -69,6 +77,20 @@ def _counted(decision: Decision, now: float, policy: Policy) -> Decision:
     told = f"asking the scheduler for {counted(new_count, 'more node')} (refill {numbers})"
     state = _with(state, (*state.roster.refills, *new), refills_count=first + new_count - 1)
     return _told(decision, state, told, tuple(_ask(state, one, now) for one in new))
+
+
+def _is_good(state: RunState, one: Refill) -> bool:
+    """Has its node passed its checks?"""
+    node = state.roster.nodes.get(one.node)
+    return node is not None and node.checked is True
+
+
+def _failed(state: RunState, count: int, now: float) -> RunState:
+    """So many more brought nothing."""
+    if not count:
+        return state
+    count += state.roster.refill_failures_count
+    return _with(state, state.roster.refills, refill_failures_count=count, refill_failed_at=now)
 
 
 def _told(decision: Decision, state: RunState, words: str, acts: tuple[Action, ...]) -> Decision:
@@ -146,17 +168,12 @@ def _left_s(state: RunState, now: float) -> float:
 
 def unknown(state: RunState, event: RefillUnknown, now: float, policy: Policy) -> Decision:
     """Ask again under the same number, so that what was made after all is found by its comment."""
+    del policy
     one = _of(state, event.number)
     if one is None or one.stage is not RefillStage.ASKED:
         return ignored(state, f"refill {event.number} is not being asked for")
-    failures_count = state.roster.refill_failures_count + 1
-    reason = f"it is not known whether the scheduler took refill {event.number}: {event.why}"
-    if failures_count >= refilling.FAILURES_MAX_COUNT:
-        given_up = _with(state, state.roster.refills, refill_failures_count=failures_count)
-        dropped = _dropped(stay(given_up, reason), (one,), "the scheduler does not answer")
-        return _go_on(dropped, now, policy)
-    new = _with(state, state.roster.refills, refill_failures_count=failures_count)
-    return stay(new, f"{reason}; asking again", _ask(new, one, now))
+    reason = f"it is not known whether the scheduler took refill {event.number}: {event.why}; asking again"
+    return stay(state, reason, _ask(state, one, now))
 
 
 def ended(state: RunState, event: RefillEnded, now: float, policy: Policy) -> Decision:
@@ -165,9 +182,8 @@ def ended(state: RunState, event: RefillEnded, now: float, policy: Policy) -> De
     if one is None:
         return ignored(state, f"refill {event.number} is over, which nobody wanted any more")
     rest = tuple(other for other in state.roster.refills if other is not one)
-    failures_count = refilling.FAILURES_MAX_COUNT if event.cancelled else state.roster.refill_failures_count + 1
     reason = f"refill {event.number} is over: {event.why}"
-    state = _with(state, rest, refill_failures_count=failures_count)
+    state = _with(_failed(state, 1, now), rest, refills_off=state.roster.refills_off or event.cancelled)
     if node := state.roster.nodes.get(one.node):
         state = roster.with_nodes(state, {node.name: replace(node, taken=event.why)})
         state = _without_nodes(state, (one,), reason)
@@ -177,7 +193,7 @@ def ended(state: RunState, event: RefillEnded, now: float, policy: Policy) -> De
 def _go_on(decision: Decision, now: float, policy: Policy) -> Decision:
     """A job that held its nodes for a refill that does not come goes on as it would have without."""
     state = decision.state
-    if not refilling.is_waiting(state) or refilling.on_their_way(state) or not refilling.given_up(state):
+    if not refilling.is_waiting(state) or refilling.on_their_way(state) or not refilling.given_up(state, now):
         return decision
     after = choose.begin_checks(state, now, policy, f"{decision.reason}; no refill comes")
     return replace(after, actions=(*decision.actions, *after.actions))
@@ -188,5 +204,4 @@ def joined(state: RunState, number: int, node: str) -> RunState:
     one = _of(state, number)
     if one is None:
         return state
-    here = replace(one, stage=RefillStage.HERE, node=node, waits="")
-    return _with(state, _replaced(state, here), refill_failures_count=0)
+    return _with(state, _replaced(state, replace(one, stage=RefillStage.HERE, node=node, waits="")))

@@ -209,7 +209,14 @@ def left_by_its_job(state: RunState, now: float, policy: Policy) -> RunState:
         without_deadline(state, WHY),
         ending=replace(state.ending, gone_at=None, leaving=False),
         roster=replace(
-            state.roster, nodes={}, absent={}, waited_for_nodes=False, refill_failures_count=0, refill_until=0.0
+            state.roster,
+            nodes={},
+            absent={},
+            waited_for_nodes=False,
+            refill_failures_count=0,
+            refill_failed_at=0.0,
+            refills_off=False,
+            refill_until=0.0,
         ),
         attempts=close_attempt(state, now, "job ended", "the job that held it ended"),
         attempt=replace(state.attempt, evidence=Evidence(), finished=Ranks(), reach=-1),

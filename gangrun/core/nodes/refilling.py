@@ -13,7 +13,8 @@ from gangrun.core.nodes import standing
 from gangrun.core.nodes.standing import StandingKind
 from gangrun.core.policy import Policy
 
-FAILURES_MAX_COUNT = 3  # in a row, in one job
+FAILURES_MAX_COUNT = 3  # in a row, in one job; then one is asked for now and then
+PAUSE_S = 600.0
 _GONE = frozenset({StandingKind.EXCLUDED, StandingKind.TAKEN, StandingKind.BROKEN, StandingKind.TOO_SMALL})
 
 
@@ -52,14 +53,20 @@ def on_their_way(state: RunState) -> tuple[Refill, ...]:
     return tuple(one for one in state.roster.refills if one.stage is not RefillStage.HERE)
 
 
-def given_up(state: RunState) -> bool:
-    """Did so many in a row bring nothing that no more are asked for in this job?"""
+def given_up(state: RunState, now: float) -> bool:
+    """Is none asked for now: in this job at all, or since so many in a row brought nothing?"""
+    have = state.roster
+    return have.refills_off or (has_failed_often(state) and now < have.refill_failed_at + PAUSE_S)
+
+
+def has_failed_often(state: RunState) -> bool:
+    """Did so many in a row bring nothing that one is asked for now and then only?"""
     return state.roster.refill_failures_count >= FAILURES_MAX_COUNT
 
 
 def waits_until(state: RunState, now: float, policy: Policy) -> float:
     """Until when a job with too few nodes holds those that it has for a refill; 0.0: it does not."""
-    can_come = bool(on_their_way(state)) or not given_up(state)
+    can_come = bool(on_their_way(state)) or not given_up(state, now)
     if not policy.refill_wait_s or not can_come or not wanted_count(state, now, policy):
         return 0.0
     return state.roster.refill_until or now + policy.refill_wait_s

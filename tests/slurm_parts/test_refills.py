@@ -74,13 +74,30 @@ def test_one_that_exists_is_taken_and_one_that_is_gone_is_not_made_again() -> No
     world.made(2, "12", "RUNNING")
     world.made(3, "13")
     assert world.refills.turn(ASK) == [RefillQueued(2, "12", "")]
-    assert World().refills.turn(SubmitRefill(2, 0, (), "", "12")) == [
-        RefillEnded(2, "job 12 is not in the queue any more")
-    ]
     del world.slurm.jobs["12"]
     assert world.refills.turn(None) == []
     assert world.refills.turn(None) == [RefillEnded(2, "job 12 is not in the queue any more")]
     assert world.asked == []
+
+
+def test_a_new_supervisor_watches_what_its_predecessor_asked_for_even_if_slurm_is_silent_just_then() -> None:
+    world, known = World(), SubmitRefill(2, 0, (), "", "12")
+    world.made(2, "12", "RUNNING")
+    world.slurm.down = True
+    assert world.refills.turn(known) == world.refills.turn(None) == []
+    world.slurm.down = False
+    assert world.refills.turn(None) == [RefillQueued(2, "12", "")]
+    del world.slurm.jobs["12"]
+    assert world.refills.turn(known) == []
+    assert world.refills.turn(None) == [RefillEnded(2, "job 12 is not in the queue any more")]
+    assert world.asked == []
+
+
+def test_a_job_that_sbatch_makes_while_all_refills_are_ended_is_taken_back() -> None:
+    world = World()
+    world.answers.append(world.refills.end_all)
+    world.refills.turn(ASK)
+    assert world.slurm.jobs["9"].state == "CANCELLED"
 
 
 def test_a_request_that_timed_out_is_looked_up_before_anything_is_said() -> None:

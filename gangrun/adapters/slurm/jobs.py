@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerRefused, SchedulerSilent, SlurmScheduler
 from gangrun.adapters.slurm.submission import SbatchRefused, Unfit, Unknown
@@ -29,6 +29,7 @@ ASK = SubmitSuccessor.__name__
 
 Outcome = ActDone | ActFailed | ActUnknown
 Wait = Callable[[float], bool]  # up to so many seconds; True: over, give up
+Asked = TypeVar("Asked")
 
 
 class Submit(Protocol):
@@ -42,7 +43,36 @@ class GaveUp(Exception):
     """This process is leaving: nobody waits for the answer."""
 
 
-class SlurmJobs:
+class AskingThread(Generic[Asked]):
+    """Asks Slurm what is put into its queue, one after the other, in a thread of its own; None ends it, or a look."""
+
+    def __init__(self, name: str, wait: Wait | None) -> None:
+        """Nothing is asked before ``start``. ``wait``: instead of one that ``close`` ends."""
+        self._over = threading.Event()
+        self._wait: Wait = wait if wait is not None else self._over.wait
+        self._queue: SimpleQueue[Asked | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def close(self, within_s: float = 1.0) -> None:
+        """Give up what is under way, as soon as the tool that runs has ended."""
+        self._over.set()
+        self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join(within_s)
+
+    def _work(self) -> None:
+        raise NotImplementedError
+
+    def _pause(self, for_s: float) -> None:
+        if self._wait(for_s):
+            raise GaveUp
+
+
+class SlurmJobs(AskingThread[tuple[tuple[int, int], SubmitSuccessor]]):
     """Answers each act once, whoever asks how often. ``perform`` is the work, ``start`` gives it its thread."""
 
     def __init__(
@@ -66,30 +96,15 @@ class SlurmJobs:
         """``all_heard``: does every node of this job answer? ``same_job``: requeue this job instead of submitting one
         more; only then ``user_exclude`` matters.
         """
+        super().__init__("slurm-jobs", wait)
         self._scheduler, self._submit = scheduler, submit
         self._run, self._job_name, self._job, self._restarts_count = run, job_name, job, restarts_count
         self._post, self._cancelled, self._all_heard, self._clock = post, cancelled, all_heard, clock
         self._requeues, self._user_exclude, self._say = same_job, tuple(user_exclude), say
-        self._over = threading.Event()
-        self._wait: Wait = wait if wait is not None else self._over.wait
-        self._queue: SimpleQueue[tuple[tuple[int, int], SubmitSuccessor] | None] = SimpleQueue()
         self._answers: dict[tuple[int, int], Outcome | None] = {}  # None: being worked on
         self._guard = threading.Lock()
-        self._thread: threading.Thread | None = None
 
     # ---- the port ----
-
-    def start(self) -> None:
-        """Begin to answer."""
-        self._thread = threading.Thread(target=self._work, name="slurm-jobs", daemon=True)
-        self._thread.start()
-
-    def close(self, within_s: float = 1.0) -> None:
-        """Give up what is under way, as soon as the tool that runs has ended."""
-        self._over.set()
-        self._queue.put(None)
-        if self._thread is not None:
-            self._thread.join(within_s)
 
     def submit(self, act: tuple[int, int], action: Action) -> None:
         """Answer with ``ActDone``, ``ActFailed`` or ``ActUnknown``; the same act asked again gets the same answer."""
@@ -222,10 +237,6 @@ class SlurmJobs:
                     self._say(f"job {self._job} could not be told to avoid {fold(nodes)}: {error}")
                     return
             self._pause(0.3)
-
-    def _pause(self, for_s: float) -> None:
-        if self._wait(for_s):
-            raise GaveUp
 
 
 def repoint(scheduler: SlurmScheduler, old: str, new: str, clock: Clock, say: Callable[[str], None]) -> None:

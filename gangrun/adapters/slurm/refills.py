@@ -7,13 +7,12 @@ cancelled leaves by itself: its batch script reads in the journal that it is not
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Protocol
 
-from gangrun.adapters.slurm.jobs import LOOK_FOR_S, GaveUp, Wait
+from gangrun.adapters.slurm.jobs import LOOK_FOR_S, AskingThread, GaveUp, Wait
 from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerRefused, SchedulerSilent, SlurmScheduler
 from gangrun.adapters.slurm.submission import SbatchRefused, Unfit, Unknown
 from gangrun.adapters.slurm.watch import why_terminated
@@ -26,6 +25,7 @@ LOOK_EVERY_S = 3.0
 PAUSE_S = 2.0
 END_WITHIN_S = 8.0
 MISSES_MAX_COUNT = 2  # looks in a row that do not show it
+NOT_YET = "Slurm has not looked at it yet"
 
 RefillOutcome = RefillQueued | RefillUnknown | RefillEnded
 
@@ -42,11 +42,11 @@ class WatchedRefill:
     """A refill that is there, and what was told of it."""
 
     job: str
-    waits: str
+    waits: str | None = None  # what was told of why it waits; None: nothing was
     misses_count: int = 0
 
 
-class SlurmRefills:
+class SlurmRefills(AskingThread[SubmitRefill | CancelRefill]):
     """``turn`` is the work, ``start`` gives it its thread."""
 
     def __init__(
@@ -64,25 +64,11 @@ class SlurmRefills:
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         """``why_not``: why none can be had, "" if one can."""
+        super().__init__("slurm-refills", wait)
         self._scheduler, self._submit, self._run, self._name = scheduler, submit, run, refill_name(job_name)
         self._post, self._cancelled, self._clock, self._why_not, self._say = post, cancelled, clock, why_not, say
-        self._over = threading.Event()
-        self._wait: Wait = wait if wait is not None else self._over.wait
-        self._queue: SimpleQueue[SubmitRefill | CancelRefill | None] = SimpleQueue()
         self._watched: dict[int, WatchedRefill] = {}
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begin to answer and to watch."""
-        self._thread = threading.Thread(target=self._work, name="slurm-refills", daemon=True)
-        self._thread.start()
-
-    def close(self, within_s: float = 1.0) -> None:
-        """Give up what is under way, as soon as the tool that runs has ended."""
-        self._over.set()
-        self._queue.put(None)
-        if self._thread is not None:
-            self._thread.join(within_s)
+        self._ends = False  # all refills are being ended: another thread says so
 
     def submit(self, action: SubmitRefill | CancelRefill) -> None:
         """``ports.Jobs.submit`` of these two. The same number asked for again is looked up, never made twice."""
@@ -101,8 +87,8 @@ class SlurmRefills:
             except GaveUp:
                 return
             except Exception as error:  # noqa: BLE001 # the thread must outlive a surprise, and the core needs an answer
-                asks, words = isinstance(action, SubmitRefill), f"{type(error).__name__}: {error}"
-                outcomes = [RefillUnknown(action.number, words)] if asks and action is not None else []
+                words = f"{type(error).__name__}: {error}"  # no RefillUnknown: it would be asked for again at once
+                outcomes = [RefillEnded(action.number, words)] if isinstance(action, SubmitRefill) else []
                 self._say(f"refills: {words}")
             for outcome in outcomes:
                 self._post(Stamped(outcome))
@@ -112,8 +98,11 @@ class SlurmRefills:
     def turn(self, action: SubmitRefill | CancelRefill | None) -> list[RefillOutcome]:
         """One act, or a look at all that are there; takes as long as it takes. ``GaveUp`` once ``close`` was called."""
         match action:
-            case SubmitRefill():
+            case SubmitRefill(job="") if action.number not in self._watched:
                 return [self._ask(action)]
+            case SubmitRefill():  # known to be there: whether it still is a look tells, as soon as Slurm answers
+                self._watched.setdefault(action.number, WatchedRefill(action.job))
+                return self._look()
             case CancelRefill():
                 self._cancel(action)
                 return []
@@ -122,16 +111,14 @@ class SlurmRefills:
 
     def _ask(self, action: SubmitRefill) -> RefillOutcome:
         number = action.number
-        if self._why_not or self._cancelled():
-            return RefillEnded(number, self._why_not or "the run is cancelled", cancelled=True)
+        if why_not := self._why_not or self._why_over():
+            return RefillEnded(number, why_not, cancelled=True)
         try:
             found = self._find(number)
             if found is not None:
                 return self._seen(number, found)
-            if action.job:
-                return RefillEnded(number, f"job {action.job} is not in the queue any more")
-            if self._cancelled():  # looking may have taken long
-                return RefillEnded(number, "the run is cancelled", cancelled=True)
+            if why_over := self._why_over():  # looking may have taken long
+                return RefillEnded(number, why_over, cancelled=True)
             job = self._submit(action.seq, number, action.exclude)
         except (SbatchRefused, Unfit, SchedulerRefused) as error:
             return RefillEnded(number, f"Slurm refused it: {error}")
@@ -141,11 +128,19 @@ class SlurmRefills:
         return self._made(number, job)
 
     def _made(self, number: int, job: str) -> RefillOutcome:
-        if self._cancelled():  # the mark came while sbatch ran: its maker may have looked too early to see the job
-            self._scancel((job,))
-            return RefillEnded(number, "the run is cancelled", cancelled=True)
-        self._watched[number] = WatchedRefill(job, "")
-        return RefillQueued(number, job, "Slurm has not looked at it yet")
+        if why_over := self._why_over():  # since sbatch began: whoever ended all may have looked too early to see it
+            try:
+                self._scheduler.cancel((job,))
+            except (SchedulerSilent, SchedulerRefused) as error:
+                self._say(f"job {job} could not be cancelled, and leaves by itself: {error}")
+            return RefillEnded(number, why_over, cancelled=True)
+        self._watched[number] = WatchedRefill(job, NOT_YET)
+        return RefillQueued(number, job, NOT_YET)
+
+    def _why_over(self) -> str:
+        if self._cancelled():
+            return "the run is cancelled"
+        return "its job ends" if self._ends else ""
 
     def _look_again(self, number: int, words: str) -> RefillOutcome:
         until = self._clock.now() + LOOK_FOR_S
@@ -159,8 +154,7 @@ class SlurmRefills:
                 return self._made(number, found.job) if not found.ended else self._seen(number, found)
             if self._clock.now() >= until:
                 return RefillUnknown(number, f"{words}; no such job in the queue {LOOK_FOR_S:.0f} s later")
-            if self._wait(PAUSE_S):
-                raise GaveUp
+            self._pause(PAUSE_S)
 
     def _all(self) -> list[tuple[int, JobFacts]]:
         """Every refill of this run that Slurm remembers."""
@@ -177,7 +171,7 @@ class SlurmRefills:
         if facts.ended or facts.state == "COMPLETING":
             self._watched.pop(number, None)
             return RefillEnded(number, f"job {facts.job} ended ({facts.state})", cancelled=self._was_cancelled(facts))
-        waits = (facts.reason or "Slurm has not looked at it yet") if facts.state == "PENDING" else ""
+        waits = (facts.reason or NOT_YET) if facts.state == "PENDING" else ""
         self._watched[number] = WatchedRefill(facts.job, waits)
         return RefillQueued(number, facts.job, waits)
 
@@ -224,11 +218,11 @@ class SlurmRefills:
             if self._clock.now() >= until:
                 self._say(f"refill {action.number} could not be cancelled, and leaves by itself: {words}")
                 return
-            if self._wait(PAUSE_S):
-                raise GaveUp
+            self._pause(PAUSE_S)
 
     def end_all(self) -> None:
-        """No refill of this run is left in the queue, or with nodes: as far as Slurm answers soon."""
+        """No refill of this run is left in the queue, or with nodes: as far as Slurm answers soon. From any thread."""
+        self._ends = True
         until = self._clock.now() + END_WITHIN_S
         while True:
             try:
@@ -240,9 +234,3 @@ class SlurmRefills:
             if self._clock.now() >= until or self._over.wait(PAUSE_S):
                 self._say(f"refills could not be cancelled, and leave by themselves: {words}")
                 return
-
-    def _scancel(self, jobs: Sequence[str]) -> None:
-        try:
-            self._scheduler.cancel(jobs)
-        except (SchedulerSilent, SchedulerRefused) as error:
-            self._say(f"job {', '.join(jobs)} of the cancelled run could not be cancelled: {error}")

@@ -242,7 +242,7 @@ class RefillJobs:
     def __init__(self, refills: SimRefills, supervisor: Any) -> None:
         """Nothing is watched."""
         self._refills, self._supervisor = refills, supervisor
-        self._told: dict[int, tuple[str, str]] = {}
+        self._told: dict[int, tuple[str, str | None]] = {}
         self._dropped: set[int] = set()
         self._looks = False
 
@@ -275,6 +275,10 @@ class RefillJobs:
         number, again = action.number, lambda: self._try(action, until)
         if number in self._dropped:
             return
+        if action.job:  # whether it still is there a look tells, as soon as the scheduler answers
+            self._told.setdefault(number, (action.job, None))
+            self._look()
+            return
         found = None
         if refills.looks_before_retry:
             try:
@@ -287,9 +291,6 @@ class RefillJobs:
                 return
         if found is not None:
             self._tell(found)
-            return
-        if action.job:
-            self._post(RefillEnded(number, f"{action.job} is gone"))
             return
         job = refills.submit(action)
         if job is None:

@@ -402,6 +402,8 @@ class AttemptRecord:
     reason: str = ""
     resumed_from_step: int | None = None
     last_step: int = -1  # the highest one seen in it, once it has ended
+    first_told: int = -1  # the first one that ranks reported or printed; a print may count from 1 in each attempt
+    last_told: int = -1  # the highest of these, once it has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,6 +438,7 @@ class Attempt:
     finished: Ranks = field(default_factory=Ranks)  # that ended with 0
     stopped: Ranks = field(default_factory=Ranks)  # that we stopped, and that said what they had written
     step: int = -1  # highest step seen in it
+    printed_step: int = -1  # highest step that ranks printed in it
     reach: int = -1  # highest step that ranks which ended with 0 may have done, as their lines go
     crashed_count: int = 0  # of the finished, whose processes crashed after the script's end
     total_steps: int = -1  # of the whole run, as ranks that ended told

@@ -35,7 +35,7 @@ from gangrun.runs.failures import SameEnd
 from gangrun.runs.figures import figures_of
 from gangrun.runs.follow import JournalReplay
 from gangrun.runs.rank_output import LogTail, note_loss, rank_of
-from gangrun.runs.status import attempt_status, lost_s, status_of
+from gangrun.runs.status import lost_s, status_of
 from gangrun.runs.times import pause, wall_now
 from gangrun.wire.kinds import event_of
 from gangrun.wire.record import Record, RecordError
@@ -337,7 +337,7 @@ class LiveView:
             age = "" if seen is None else f" {short_span_words(self.wall() - seen)} old"
             parts.append("checkpoint" + ("" if newest is None else f" {newest}") + (age or " saved"))
         if state.budget.total_count:
-            lost = lost_s([attempt_status(one, lambda at: at) for one in state.attempts])
+            lost = lost_s(state.attempts)
             parts.append(counted(state.budget.total_count, "restart") + f", {short_span_words(lost)} lost")
         return parts
 

@@ -30,7 +30,7 @@ from gangrun.planning.plan import BY_HAND_S, NOTICING_BY_HAND_S
 from gangrun.runs.recoveries import Part, Recovery, placed_nodes, recoveries_of
 from gangrun.runs.saves import read_saves
 from gangrun.runs.snapshot import RunSnapshot, read
-from gangrun.runs.status import SCHEMA, AttemptStatus, attempt_status, redone_share
+from gangrun.runs.status import SCHEMA, redone_share, went_on_from
 from gangrun.wire.record import Record
 
 _OF_PART = {
@@ -374,9 +374,8 @@ def _with_recoveries(segments: Iterable[TimeSegment], spans: Sequence[tuple[int,
 
 def _with_losses(segments: list[TimeSegment], state: RunState) -> list[TimeSegment]:
     """The segments; of each attempt the end of its training is lost that had to be done again."""
-    attempts = {one.number: attempt_status(one, lambda at: at) for one in state.attempts}
     left_ms: dict[int, int] = {}  # of each attempt, how much is still to be marked as lost
-    for number, share in _redone(list(attempts.values()), state):
+    for number, share in _redone(state):
         trained = sum(
             one.ended_ms - one.began_ms for one in segments if one.at.use is TimeUse.USEFUL and one.at.attempt == number
         )
@@ -393,13 +392,14 @@ def _with_losses(segments: list[TimeSegment], state: RunState) -> list[TimeSegme
     return found[::-1]
 
 
-def _redone(attempts: Sequence[AttemptStatus], state: RunState) -> Iterator[tuple[int, float]]:
+def _redone(state: RunState) -> Iterator[tuple[int, float]]:
     """Each attempt that has ended, with the share of its training that was in vain."""
+    attempts = state.attempts
     for one, after in pairwise(attempts):
-        yield one.number, redone_share(one, after.resumed_from_step, after.resumed_from_save)
+        yield one.number, redone_share(one, went_on_from(after))
     if attempts and state.phase in (Phase.FAILED, Phase.CANCELLED):  # what a resume would have to do again
         newest = state.checkpoints.newest
-        yield attempts[-1].number, redone_share(attempts[-1], newest.step if newest is not None else None, None)
+        yield attempts[-1].number, redone_share(attempts[-1], newest.step if newest is not None else None)
 
 
 def _taken(record: Record) -> object:

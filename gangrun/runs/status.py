@@ -388,7 +388,7 @@ def _add_state(status: Status, reading: RunSnapshot, state: RunState, now: float
         setattr(status, name, getattr(figures, name))
     status.anomalies = tuple(map(_anomaly, state.anomalies))
     status.alerts = tuple(_alert(one, state, walls.wall) for one in state.alerts)
-    status.lost_s = lost_s(status.attempts)
+    status.lost_s = lost_s(state.attempts)
     status.checkpoint = _checkpoint(state.checkpoints.newest, reading)
     status.memory_step = memory_step(reading, state)
     status.memory_bears = None if status.memory_step is None else _memory_protection(reading, fresh)
@@ -490,7 +490,7 @@ def attempt_status(attempt: AttemptRecord, wall: Callable[[float], float]) -> At
     )
 
 
-def lost_s(attempts: Sequence[AttemptStatus]) -> float:
+def lost_s(attempts: Sequence[AttemptRecord]) -> float:
     """Seconds that failures have cost: steps that were trained again, and the time between two attempts.
 
     Of an attempt counts the share of its steps that the next one had to do again; all of it, if it brought the run no
@@ -502,17 +502,27 @@ def lost_s(attempts: Sequence[AttemptStatus]) -> float:
             continue
         if one.outcome != "cancelled":
             lost += max(0.0, after.started - one.ended)
-        lost += max(0.0, one.ended - one.started) * redone_share(one, after.resumed_from_step, after.resumed_from_save)
+        lost += max(0.0, one.ended - one.started) * redone_share(one, went_on_from(after))
     return lost
 
 
-def redone_share(one: AttemptStatus, resumed_step: int | None, resumed_save: float | None) -> float:
-    """The share of an attempt that has ended which an attempt that resumes from there has to do again."""
-    lasted_s = max(0.0, (one.started if one.ended is None else one.ended) - one.started)
-    if resumed_save is not None:
-        return min(1.0, max(0.0, (one.ended or 0.0) - resumed_save) / lasted_s) if lasted_s else 0.0
-    began, kept = (-1 if step is None else step for step in (one.resumed_from_step, resumed_step))
-    done = max(-1 if one.last_step is None else one.last_step, kept)
+def went_on_from(attempt: AttemptRecord) -> int | None:
+    """The step whose state an attempt began with. If nobody told it a checkpoint, its first step says where it began;
+    None: at the beginning, as far as is known.
+    """
+    if attempt.resumed_from_step is None and attempt.first_told > 0:
+        return attempt.first_told - 1
+    return attempt.resumed_from_step
+
+
+def redone_share(one: AttemptRecord, resumed_step: int | None) -> float:
+    """The share of an attempt that has ended which an attempt that goes on from there has to do again."""
+    ended = one.started if one.ended is None else one.ended
+    lasted_s = max(0.0, ended - one.started)
+    if resumed_step is not None and is_save_time(resumed_step):
+        return min(1.0, max(0.0, ended - resumed_step / 1000) / lasted_s) if lasted_s else 0.0
+    began, kept = (-1 if step is None or is_save_time(step) else step for step in (went_on_from(one), resumed_step))
+    done = max(one.last_step, one.last_told, kept)
     return 1 - max(0, kept - began) / (done - began) if done > began else 1.0
 
 

@@ -6,18 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.core.events import NodeLost
+from gangrun.core.events import FirstStepSeen, NodeLost, ProgressMarked
 from gangrun.planning.accounts import TimeUse
 from gangrun.runs import ledger
 from gangrun.runs.ledger import Ledger, failures_by_cause, ledger_of, node_failures
 from gangrun.runs.snapshot import read
+from gangrun.runs.status import status_of
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
 from gangrun.sim.sweep import failing
 from gangrun.wire.record import Record
 from gangrun.wire.saves import SavesTold, encode
 from tests.command_line import Call
 from tests.runs.builder import Builder
-from tests.runs.stories import failed, restarted, succeeded
+from tests.runs.stories import failed, fall, restarted, succeeded
 
 ENDS = ("SUCCEEDED", "FAILED", "CANCELLED")
 
@@ -154,6 +155,22 @@ def test_what_a_failed_run_did_after_its_newest_checkpoint_is_lost(runs) -> None
     # attempt 0 trained steps 0 to 31 in 91 s, and attempt 1 steps 21 to 31; of both only up to step 20 was kept
     assert found.run_ms[TimeUse.USEFUL] / 1000 == pytest.approx(90 * 21 / 32, abs=1)
     assert found.run_ms[TimeUse.LOST] / 1000 == pytest.approx(90 * 11 / 32 + 30, abs=2)
+
+
+@pytest.mark.parametrize("printed", [False, True])
+@pytest.mark.parametrize(("began_again_at", "kept_steps_count"), [(21, 21), (0, 0), (1, 1)])
+def test_a_script_that_resumes_by_itself_has_lost_what_it_repeats(
+    runs, began_again_at: int, kept_steps_count: int, printed: bool
+) -> None:
+    """Nobody told it a checkpoint: its first step tells where it went on. Steps that begin anew tell nothing else."""
+    story = Builder(runs, reports=False).supervisor().up()
+    story.on(FirstStepSeen(0, 0, printed=printed), 1).on(ProgressMarked(0, 31, printed=printed), 90)
+    fall(story).again().on(FirstStepSeen(1, began_again_at, printed=printed), 1)
+    reading = read(story.paths, timeline=True)
+    assert reading.state is not None
+    found = sums_hold(list(reading.records), reading.state, 2)
+    assert found.run_ms[TimeUse.LOST] / 1000 == pytest.approx(90 * (1 - kept_steps_count / 32), abs=3)
+    assert status_of(reading, story.now).lost_s == pytest.approx(found.run_ms[TimeUse.LOST] / 1000, abs=12)
 
 
 def test_a_resumed_run_does_not_count_the_time_between(runs) -> None:

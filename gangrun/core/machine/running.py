@@ -227,7 +227,10 @@ def first_step(state: RunState, event: FirstStepSeen, now: float, policy: Policy
             return replace(told, state=state if event.printed or event.written else at_step(state, event.step))
         return stop_all(state, now, policy, After.JUDGE, reason, evidence)
     state = state if event.printed or event.written else at_step(state, event.step)
-    state = replace(state, attempt=replace(state.attempt, ready_s=now - state.attempts[-1].started))
+    newest = state.attempts[-1]
+    if not event.written:
+        state = replace(state, attempts=(*state.attempts[:-1], replace(newest, first_told=event.step)))
+    state = replace(state, attempt=replace(state.attempt, ready_s=now - newest.started))
     return stay(state, f"first step of attempt {state.attempt.number}: {event.step}")
 
 

@@ -92,7 +92,11 @@ def close_attempt(state: RunState, now: float, outcome: str, reason: str) -> tup
     """The attempts with the newest one ended, if it was still open."""
     if not state.attempts or state.attempts[-1].ended is not None:
         return state.attempts
-    last = replace(state.attempts[-1], ended=now, outcome=outcome, reason=reason, last_step=state.attempt.step)
+    step = state.attempt.step
+    last = replace(
+        state.attempts[-1], ended=now, outcome=outcome, reason=reason, last_step=step,
+        last_told=max(step, state.attempt.printed_step),
+    )  # fmt: skip
     return (*state.attempts[:-1], last)
 
 
@@ -241,6 +245,8 @@ def at_log_step(state: RunState, step: int) -> RunState:
     """The state that knows that ranks printed ``step``. It refills the budget and counts for nothing else: what a line
     says may count from 1 in each attempt.
     """
+    if step > state.attempt.printed_step:
+        state = replace(state, attempt=replace(state.attempt, printed_step=step))
     known_step = state.checkpoints.logged_step
     if step <= known_step or state.attempt.step >= 0:
         return state

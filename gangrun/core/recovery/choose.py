@@ -279,7 +279,14 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Deci
         deadlines={"seal": now + policy.choose_within_s},
         underway=Underway(stage=StartStage.SEALING),
         attempt=replace(
-            state.attempt, number=number, evidence=Evidence(), finished=Ranks(), step=-1, reach=-1, ready_s=0.0
+            state.attempt,
+            number=number,
+            evidence=Evidence(),
+            finished=Ranks(),
+            step=-1,
+            printed_step=-1,
+            reach=-1,
+            ready_s=0.0,
         ),
         attempts=attempts,
         checkpoints=replace(state.checkpoints, steps_told=state.checkpoints.steps_told or state.attempt.step >= 0),

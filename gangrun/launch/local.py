@@ -193,11 +193,15 @@ def own(
         view.say(f"the run was on {over.host} before; its nodes keep their names: {', '.join(spec.nodes)}")
     job, seq = claimed.claim.job, claimed.claim.seq
     notifier = Notifier.of(spec, paths, variables)
-    code = launcher(spec, paths, variables, view, job=job, seq=seq, terminal=terminal, spared=notifier.pids).run()
+    owner = launcher(spec, paths, variables, view, job=job, seq=seq, terminal=terminal, spared=notifier.pids)
+    code, signals = owner.run(), owner.cancelling.signals
     view.let_go()
     if as_json:
         tell_json(paths)
-    notifier.over(code)
+    heard_count = len(signals)
+    notifier.over(
+        code, leaves=lambda: len(signals) > heard_count, say=lambda words: click.echo(f"gangrun: {words}", err=True)
+    )
     return code
 
 

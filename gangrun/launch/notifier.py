@@ -7,8 +7,9 @@ owner tells it how the run ended, since a run may end with no supervisor left to
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 
 import msgspec
 
@@ -20,6 +21,7 @@ from gangrun.errors import UserError
 from gangrun.wire.spec import RunSpec
 
 LEAVES_WITHIN_S = 25.0  # a message may take 20 s
+SAYS_AT_COUNT = 8  # looks, of five in a second
 
 
 class OwnerEnd(msgspec.Struct, frozen=True):
@@ -60,7 +62,21 @@ class Notifier:
         """Whom a sweep must spare."""
         return () if self.child is None else (self.child.pid,)
 
-    def over(self, code: int, why: str = "") -> None:
-        """The owner is done; what is still to be told gets a little time."""
+    def over(
+        self,
+        code: int,
+        why: str = "",
+        leaves: Callable[[], bool] = lambda: False,
+        say: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        """The owner is done; what is still to be told gets a little time, or as long as it needs once ``leaves()``."""
+        looks = count(1)
+
+        def leaves_now() -> bool:
+            if next(looks) == SAYS_AT_COUNT:
+                words = f"waiting up to {LEAVES_WITHIN_S:g} s until the last message is sent"
+                say(f"{words}; Ctrl-C leaves, and it is sent all the same")
+            return leaves()
+
         if self.child is not None:
-            self.child.end(msgspec.json.encode(OwnerEnd(code, why)), LEAVES_WITHIN_S)
+            self.child.end(msgspec.json.encode(OwnerEnd(code, why)), LEAVES_WITHIN_S, leaves_now)

@@ -85,7 +85,7 @@ class Cancelling:
     _marking: threading.Thread | None = None
     _asking: threading.Thread | None = None
     _not_excused: bool = False
-    _keep: socket.socket | None = None
+    _keep: tuple[socket.socket, ...] = ()
 
     def listen(self) -> socket.socket:
         """Take signals from here on; what is returned can be read whenever one came, or a child ended."""
@@ -93,7 +93,7 @@ class Cancelling:
         wake_read.setblocking(False)
         wake_write.setblocking(False)
         signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
-        self._keep = wake_write
+        self._keep = wake_read, wake_write  # signals come until the process ends
         under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         for signum in (signal.SIGINT, signal.SIGTERM, *(() if under_nohup else (signal.SIGHUP,))):
             signal.signal(signum, lambda number, _frame: self.note(number))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunDirError, RunPaths, check_private, read_notify_addresses
+from gangrun.adapters.local.children import HeldChild
 from gangrun.adapters.notify.services import Services
 from gangrun.config import parsers
 from gangrun.config.secrets import is_secret
@@ -86,6 +88,16 @@ def test_a_run_that_is_told_nowhere_has_no_notifier(runs: Path) -> None:
     notifier = Notifier.of(story.spec, story.paths, os.environ)
     assert notifier.child is None and notifier.pids == ()
     notifier.over(0)
+
+
+def test_who_does_not_want_to_wait_for_a_service_that_hangs_leaves_it_to_the_notifier() -> None:
+    child = HeldChild.start([sys.executable, "-c", "import time; time.sleep(60)"], dict(os.environ))
+    assert child is not None
+    asked, told = iter([False] * 10 + [True]), list[str]()
+    Notifier(child).over(0, leaves=lambda: next(asked), say=told.append)
+    assert told == ["waiting up to 25 s until the last message is sent; Ctrl-C leaves, and it is sent all the same"]
+    child._child.kill()
+    assert child._child.wait() == -signal.SIGKILL, "it was left alive"
 
 
 def test_kinds_are_put_in_order_and_all_is_the_default() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 ANSWER_MAX_CHARS = 4_000_000
 WORDS_MAX_CHARS = 200
 LEAVES_WITHIN_S = 0.5
+LOOK_EVERY_S = 0.2
 OUTPUT_MAX_CHARS = 1_000_000
 NOT_FOUND = 127
 
@@ -119,18 +120,21 @@ class HeldChild:
         """Its number."""
         return self._child.pid
 
-    def end(self, words: bytes, within_s: float) -> None:
-        """Let it go with these last words; killed if it has not ended by then."""
+    def end(self, words: bytes, within_s: float, leaves: Callable[[], bool]) -> None:
+        """Let it go with these last words; killed if it has not ended by then. Once ``leaves()`` it is left alone."""
         pipe = self._child.stdin
         assert pipe is not None
         with contextlib.suppress(OSError):  # it has ended already
             pipe.write(words)
             pipe.close()
-        try:
-            self._child.wait(within_s)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._child.pid, signal.SIGKILL)
+        for _ in range(round(within_s / LOOK_EVERY_S)):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(LOOK_EVERY_S)
+                return
+            if leaves():
+                return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._child.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)

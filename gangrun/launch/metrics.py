@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -86,14 +87,18 @@ def serve(paths: RunPaths, address: str, port: int, say: Callable[[str], None]) 
         def log_message(self, *words: object) -> None:
             pass
 
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+
+    host = f"[{address}]" if ":" in address else address
     try:
-        server = ThreadingHTTPServer((address, port), Handler)
+        server = Server((address, port), Handler)
     except OSError as error:
-        words = f"cannot listen on {address}:{port}: {error.strerror or error}"
-        raise UserError("metrics", words, "choose another --port, or 0 for any free one") from error
+        words = f"cannot listen on {host}:{port}: {error.strerror or error}"
+        hint = "--port 0 takes any free port; --address must be an address of this host"
+        raise UserError("metrics", words, hint) from error
     with server:
         threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-        host = f"[{address}]" if ":" in address else address
         say(f"http://{host}:{server.server_address[1]}/metrics answers until the run has ended; Ctrl-C leaves")
         wait_for_end(paths, None)
         say(f"the run has ended; leaving in {STAYS_FOR_S / 60:g} min")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -109,14 +111,27 @@ def test_a_textfile_is_whole_readable_and_newest_at_the_end(runs: Path, gangrun:
     assert said.code != 0 and "cannot write" in said.err
 
 
+def has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as ear:
+        ear.bind(("::1", 0))
+        return True
+    return False
+
+
 def test_an_endpoint_serves_what_is_printed_on_this_host_alone(runs: Path, gangrun: Call) -> None:
+    serves(runs / "4", gangrun, [], "127.0.0.1")
+    if has_ipv6():
+        serves(runs / "6", gangrun, ["--address", "::1"], "[::1]")
+
+
+def serves(runs: Path, gangrun: Call, words: list[str], host: str) -> None:
     story = running(runs)
-    command = [sys.executable, "-m", "gangrun", "metrics", story.run, "--runs-dir", str(runs), "--port", "0"]
+    command = [sys.executable, "-m", "gangrun", "metrics", story.run, "--runs-dir", str(runs), "--port", "0", *words]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert server.stderr is not None
     try:
         url = server.stderr.readline().split()[1]
-        assert url.startswith("http://127.0.0.1:")
+        assert url.startswith(f"http://{host}:")
         with urllib.request.urlopen(url, timeout=30) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             assert values(answer.read().decode())["gangrun_run_state", "RUNNING"] == 1
@@ -129,8 +144,8 @@ def test_an_endpoint_serves_what_is_printed_on_this_host_alone(runs: Path, gangr
                 return values(answer.read().decode())["gangrun_step",]
 
         until(lambda: newest() == 4711, 60, "what the journal gained is served")
-        taken = gangrun("metrics", "train", "--port", url.rpartition(":")[2].partition("/")[0])
-        assert taken.code != 0 and "cannot listen on 127.0.0.1:" in taken.err
+        taken = gangrun("metrics", str(story.paths.root), "--port", url.rpartition(":")[2].partition("/")[0], *words)
+        assert taken.code != 0 and f"cannot listen on {host}:" in taken.err
     finally:
         server.send_signal(signal.SIGINT)
         assert "Traceback" not in server.communicate(timeout=60)[1]

@@ -4,15 +4,16 @@ import sys
 from pathlib import Path
 
 from gangrun.core.machine.lifecycle import TABLE, Late, Refusal, next_phases
-from gangrun.core.model import Phase
+from gangrun.core.model import TERMINAL, Phase
 
 PAGE = Path(__file__).parent / "lifecycle.md"
 HEAD = """# The life of a run
 
 Drawn by `docs/draw_lifecycle.py` from the table in `gangrun/core/machine/lifecycle.py`; a test keeps the two equal.
 
-A run begins in PENDING and ends in SUCCEEDED, FAILED or CANCELLED. Every other phase has a deadline or a named outside
-event that ends it. Nothing starts ranks but STARTING, and nothing leaves STOPPING before every rank is proven gone.
+A run begins in PENDING and ends in SUCCEEDED, FAILED, CANCELLED or TIME_UP. Every other phase has a deadline or a named
+outside event that ends it. Nothing starts ranks but STARTING, and nothing leaves STOPPING before every rank is proven
+gone.
 
 <!-- not run: a diagram -->
 ```mermaid
@@ -29,7 +30,7 @@ def diagram() -> str:
             causes = sorted(kind.__name__ for kind in row if after in next_phases(before, kind))
             if causes:
                 lines.append(f"    {before.value} --> {after.value}: {', '.join(causes)}")
-    ends = [f"    {phase.value} --> [*]" for phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)]
+    ends = [f"    {phase.value} --> [*]" for phase in Phase if phase in TERMINAL]
     return "\n".join([*lines, *ends])
 
 

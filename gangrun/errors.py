@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-DONE, RUN_FAILED, USAGE, UNKNOWN, SCHEDULER, NO_SUCH_RUN, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
+DONE, RUN_FAILED, USAGE, UNKNOWN, SCHEDULER, NO_SUCH_RUN = 0, 1, 2, 3, 4, 5
+TIME_UP, INTERRUPTED, TERMINATED = 124, 130, 143
 
 
 class UserError(Exception):

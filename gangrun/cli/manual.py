@@ -20,7 +20,7 @@ import click
 
 from gangrun import __version__
 from gangrun.cli.main import COMMANDS, group
-from gangrun.errors import DONE, INTERRUPTED, NO_SUCH_RUN, RUN_FAILED, SCHEDULER, TERMINATED, UNKNOWN, USAGE
+from gangrun.errors import DONE, INTERRUPTED, NO_SUCH_RUN, RUN_FAILED, SCHEDULER, TERMINATED, TIME_UP, UNKNOWN, USAGE
 
 Terms = Iterable[tuple[str, str]]  # an option or a number, and what it means
 
@@ -31,6 +31,7 @@ EXIT_CODES = (
     (str(UNKNOWN), "Nobody can tell: a time limit passed, or a file system does not answer."),
     (str(SCHEDULER), "The scheduler refused, or could not be reached."),
     (str(NO_SUCH_RUN), "There is no such run, or several fit."),
+    (str(TIME_UP), "The run used its total time (--total-time): it is saved, and not finished."),
     (str(INTERRUPTED), "The run was cancelled, or Ctrl-C was pressed."),
     (str(TERMINATED), "SIGTERM ended the command."),
 )

@@ -117,6 +117,10 @@ SETTINGS: tuple[Setting, ...] = (
         0, "policy.jobs_max_count", zero="no limit",
     ),
     Setting(
+        "total_time", TIME, RECOVERY, "Training time of the run over all jobs; then the ranks save and it ends",
+        0.0, "policy.total_time_s", zero="no limit",
+    ),
+    Setting(
         "refill", ValueKind(parsers.refill, "off|spare|wait:MINUTES"), RECOVERY,
         "Slurm: replace missing nodes by one-node jobs; wait = hold the other nodes meanwhile",
         None, "policy.refill_wait_s", told_default="off",

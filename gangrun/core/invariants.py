@@ -36,6 +36,7 @@ def check(previous: RunState | None, current: RunState, policy: Policy) -> tuple
             *_exclusions(previous, current, policy),
             *_starting(previous, current),
             *_refills(previous, current),
+            *_total_time(previous, current, policy),
         ]
     return tuple(broken)
 
@@ -109,6 +110,16 @@ def _refills(previous: RunState, current: RunState) -> Iterator[str]:
     count, missing_count = len(refilling.on_their_way(current)), refilling.missing_count(current, current.updated_at)
     if count > missing_count:
         yield f"I7: {count} refills are on their way, and {missing_count} nodes are missing"
+
+
+def _total_time(previous: RunState, current: RunState, policy: Policy) -> Iterator[str]:
+    """Once all of the run's training time is used, no job is asked for and no attempt is begun."""
+    if not policy.total_time_s or current.training.trained_s < policy.total_time_s:
+        return
+    if current.underway.submitting and not previous.underway.submitting:
+        yield "I7: a job is asked for although the run's total time is used"
+    if current.phase is Phase.STARTING and previous.phase is not Phase.STARTING:
+        yield f"I7: attempt {current.attempt.number} begins although the run's total time is used"
 
 
 def _starting(previous: RunState, current: RunState) -> Iterator[str]:

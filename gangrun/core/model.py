@@ -27,11 +27,12 @@ class Phase(Enum):
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
+    TIME_UP = "TIME_UP"  # all of its total training time is used: saved, stopped, and not finished
 
 
-TERMINAL = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
+TERMINAL = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.TIME_UP})
 # The code with which a run that has ended leaves: the same for jobs, for ``run`` and for viewers.
-EXIT_CODES = {Phase.SUCCEEDED: 0, Phase.FAILED: 1, Phase.CANCELLED: 130}
+EXIT_CODES = {Phase.SUCCEEDED: 0, Phase.FAILED: 1, Phase.CANCELLED: 130, Phase.TIME_UP: 124}  # 124 as timeout(1)
 
 
 class StartStage(Enum):
@@ -52,6 +53,7 @@ class After(Enum):
     CANCEL = "cancel"
     REQUEUE = "requeue"  # preemption or time limit: the job goes, the run goes on
     RETURN = "return"  # the same job comes back by itself
+    TIME_UP = "time up"  # all of the run's training time is used
 
 
 class Rung(Enum):
@@ -566,6 +568,14 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingTime:
+    """How long all ranks have run, over all jobs. Starts, stops, waits and the queue are no part of it."""
+
+    trained_s: float = 0.0  # in stretches that are over
+    running_since: float | None = None  # the one that is not
+
+
+@dataclass(frozen=True, slots=True)
 class Timers:
     """The moments that are waited for, by name."""
 
@@ -595,6 +605,7 @@ class RunState:
     checkpoints: SavedProgress = SavedProgress()
     budget: Budget = Budget()
     ending: Ending = Ending()
+    training: TrainingTime = TrainingTime()
     tries_count: int = 0  # repeated waits for one and the same thing (storage, a stop, a submission)
     store_stalled_since: float | None = None
     marks: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # node -> (incarnation, newest seq)

@@ -69,6 +69,7 @@ class Policy:
     trends: TrendPolicy = TrendPolicy()
     restarts_max_count: int = 3  # per cause, since the last progress
     jobs_max_count: int = 0  # that the run may have, the first one included; 0: as many as it takes
+    total_time_s: float = 0.0  # for which all ranks run, over all jobs; 0: as long as it takes
     backoff_first_s: float = 2.0
     backoff_max_s: float = 300.0
     join_within_s: float = 60.0
@@ -174,6 +175,8 @@ def check(policy: Policy) -> None:
     for name, zero in zero_means.items():
         if not getattr(policy, name) >= 0:
             raise PolicyError(f"{name} = {getattr(policy, name)} must not be negative{zero}")
+    if policy.total_time_s and not policy.total_time_s >= 1:
+        raise PolicyError(f"total_time_s = {policy.total_time_s} must be 0 (no limit) or at least 1")
     if policy.poison_times_count < 2:
         raise PolicyError(f"poison_times_count = {policy.poison_times_count} must be at least 2: once proves nothing")
     if policy.skip_batches_count and policy.on_anomaly is not OnAnomaly.ROLLBACK:

@@ -90,6 +90,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def time_words(seconds: float) -> str:
+    """A time that a person chose: hours, minutes and seconds, of each only if there are any."""
+    minutes, rest_s = divmod(round(seconds), 60)
+    parts = zip((*divmod(minutes, 60), rest_s), ("h", "min", "s"), strict=True)
+    return " ".join(f"{number} {unit}" for number, unit in parts if number) or "0 s"
+
+
 def all_of(number: int, noun: str) -> str:
     """``the only rank``, ``all 4 ranks``."""
     return f"the only {noun}" if number == 1 else f"all {counted(number, noun)}"

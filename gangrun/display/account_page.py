@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from gangrun.core.model import Rung
+from gangrun.core.model import TERMINAL, Rung
 from gangrun.display.status_page import PageFormat
 from gangrun.display.text import clean, size_words, styled, table, wrapped
 from gangrun.display.times import span_words
@@ -129,7 +129,7 @@ def report_page(found: RunReport, look: PageFormat) -> list[str]:
     if told:
         first, *rest = table(("node", "lost or excluded for"), told[:NODES_SHOWN_COUNT], look.columns, "")
         lines += ["", styled(first, "dim", look.color), *rest]
-    if found.state not in {"SUCCEEDED", "FAILED", "CANCELLED"}:
+    if found.state not in {phase.value for phase in TERMINAL}:
         lines += [
             "",
             *wrapped("The run goes on: what it trained since the newest checkpoint counts as useful.", look.columns),

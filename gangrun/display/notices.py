@@ -67,6 +67,8 @@ class NoticeReader:
                 yield NewsItem("finished", f"finished-{key}", f"{name} succeeded", record.reason, "success")
             case Phase.CANCELLED.value:
                 yield NewsItem("finished", f"finished-{key}", f"{name} was cancelled", record.reason)
+            case Phase.TIME_UP.value:
+                yield NewsItem("finished", f"finished-{key}", f"{name} used its total time", record.reason)
             case Phase.FAILED.value:
                 yield failed_notice(name, self.run, f"failed-{key}", record.reason)
             case _:

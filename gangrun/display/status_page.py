@@ -187,6 +187,9 @@ def _facts(status: Status, look: PageFormat) -> list[tuple[str, str]]:
     if status.restarts or len(attempts) > 1:
         lost = f"; {span_words(status.lost_s)} lost to failures" if status.lost_s >= 1 else ""
         facts.append(("restarts", str(status.restarts) + lost))
+    if status.total_time_s is not None:
+        words = f"{span_words(status.trained_s)} of {span_words(status.total_time_s)} used (--total-time)"
+        facts.append(("total time", words))
     if status.debug_rank is not None:
         facts.append(("debugging", f"rank {status.debug_rank} has the terminal, so the hang watch is suspended"))
     if words := device_words(status.tests):

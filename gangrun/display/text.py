@@ -26,6 +26,7 @@ _PHASE_STYLES = {
     "SUCCEEDED": "green",
     "FAILED": "red",
     "CANCELLED": "yellow",
+    "TIME_UP": "yellow",
     "ABANDONED": "red",
     "STOPPING": "yellow",
     "WAITING": "yellow",

@@ -26,7 +26,7 @@ from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import live_of
 from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled
-from gangrun.core.model import TERMINAL, Phase, RunState
+from gangrun.core.model import EXIT_CODES, TERMINAL, Phase, RunState
 from gangrun.display.live_view import LiveView, Observer
 from gangrun.entry.wiring import loss_part, output_part, urgent_part
 from gangrun.errors import UserError
@@ -204,8 +204,8 @@ class Cancelling:
         """The owner's exit code."""
         state = self.state()
         phase = state.phase if state else None
-        if phase is Phase.SUCCEEDED:
-            return 0
+        if phase in {Phase.SUCCEEDED, Phase.TIME_UP}:
+            return EXIT_CODES[phase]
         if phase is Phase.CANCELLED or (phase is not Phase.FAILED and self.meant):
             return 143 if self.by_signal else 130
         return 1

@@ -397,7 +397,7 @@ def _redone(state: RunState) -> Iterator[tuple[int, float]]:
     attempts = state.attempts
     for one, after in pairwise(attempts):
         yield one.number, redone_share(one, went_on_from(after))
-    if attempts and state.phase in (Phase.FAILED, Phase.CANCELLED):  # what a resume would have to do again
+    if attempts and state.phase in TERMINAL - {Phase.SUCCEEDED}:  # what a resume would have to do again
         newest = state.checkpoints.newest
         yield attempts[-1].number, redone_share(attempts[-1], newest.step if newest is not None else None)
 

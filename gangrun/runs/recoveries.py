@@ -114,7 +114,8 @@ _PARTS = {
     Phase.STOPPING: Part.STOPPED, Phase.WAITING: Part.WAITED, Phase.PENDING: Part.WAITED, Phase.CHECKING: Part.CHECKED,
     Phase.STARTING: Part.CHOSEN, Phase.RUNNING: Part.FIRST_STEP,
 }  # fmt: skip
-_WANTED = frozenset({After.SUCCEED.value, After.CANCEL.value})  # what follows a stop that nothing went wrong for
+# What follows a stop that nothing went wrong for.
+_WANTED = frozenset({After.SUCCEED.value, After.CANCEL.value, After.TIME_UP.value})
 
 
 class RecoveryReader:

@@ -216,6 +216,8 @@ class Status(msgspec.Struct, kw_only=True):
     exit_code: int | None
     attempts: tuple[AttemptStatus, ...] = ()
     restarts: int = 0
+    trained_s: float = 0.0  # all ranks ran so long, over all jobs
+    total_time_s: float | None = None  # after which the run ends (--total-time); null: no limit
     excluded: tuple[ExcludedNode, ...] = ()
     refills: tuple[RefillStatus, ...] = ()
     tests: tuple[DeviceTestStatus, ...] = ()
@@ -293,6 +295,7 @@ def status_of(reading: RunSnapshot, now: float, saved: SavedOnDisk | None = None
     status = Status(
         run=spec.run, name=spec.name, world=spec.world, nodes=spec.nodes, world_size=_world_size(reading),
         state=truth.state, reason=truth.reason, failure=truth.failure, exit_code=truth.exit_code,
+        total_time_s=spec.policy.total_time_s or None,
         abandoned=truth.abandoned, job=_newest_job(reading), scheduler=_scheduler(reading),
         owner=_owner(reading), debug_rank=spec.debug_rank,
         created=spec.created_wall, last_sign=reading.last_sign(), directory=str(reading.paths.root),
@@ -366,6 +369,7 @@ def _add_state(status: Status, reading: RunSnapshot, state: RunState, now: float
     walls, fresh = WallTimes.of(reading.records), _fresh(reading, state)
     status.attempts = tuple(attempt_status(attempt, walls.wall) for attempt in state.attempts)
     status.restarts = state.budget.total_count
+    status.trained_s = _trained_s(state, walls, status.last_sign or 0.0)
     status.excluded = tuple(
         ExcludedNode(node=node, reason=why.reason, since=walls.wall(why.since), until=walls.wall(why.until))
         for node, why in sorted(active(state.health.excluded, state.updated_at).items())
@@ -398,6 +402,11 @@ def _add_state(status: Status, reading: RunSnapshot, state: RunState, now: float
     status.notes = (*status.notes, *_unknown_resume(reading, state, fresh, now))
     status.updated = walls.wall(state.updated_at) if state.updated_at else None
     status.warning = str(fresh.get("warning", ""))
+
+
+def _trained_s(state: RunState, walls: WallTimes, last_sign: float) -> float:
+    since = state.training.running_since
+    return state.training.trained_s + (0.0 if since is None else max(0.0, last_sign - walls.wall(since)))
 
 
 _FIGURES = {LOSS: "loss", NORM: "grad_norm"}

@@ -31,6 +31,7 @@ from gangrun.core.model import (
     RunState,
     SavedProgress,
     Timers,
+    TrainingTime,
     Underway,
 )
 from gangrun.core.nodeset import NodesetError, fold_in_order, unfold
@@ -198,6 +199,7 @@ _GROUPS: dict[str, dict[str, str]] = {
         "fence": Fence,
         "checkpoints": SavedProgress,
         "ending": Ending,
+        "training": TrainingTime,
     }.items()
 }
 _UNGROUPED = tuple(f.name for f in fields(RunState) if f.name not in _GROUPS)

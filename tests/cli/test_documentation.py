@@ -129,6 +129,7 @@ def test_every_exit_code_is_told() -> None:
         errors.UNKNOWN,
         errors.SCHEDULER,
         errors.NO_SUCH_RUN,
+        errors.TIME_UP,
         errors.INTERRUPTED,
     )
     told = [int(code) for code in re.findall(r"^\| (\d+) \|", OPERATING, re.MULTILINE)]

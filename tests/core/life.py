@@ -234,6 +234,10 @@ def at(phase: Phase) -> Life:
                     life.on(GangStarted(life.state.attempt.number))
         case Phase.CANCELLED:
             life.cancel()
+        case Phase.TIME_UP:
+            life = Life(policy=Policy(can_requeue=True, total_time_s=3600.0)).running()
+            life.due("total")
+            life.stopped()
     assert life.phase is phase
     return life
 

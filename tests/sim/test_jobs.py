@@ -100,6 +100,34 @@ def test_a_run_longer_than_its_jobs_goes_on_in_the_next_one_until_they_are_used(
         assert outcome.state.checkpoints.best_step > (resumed[-1] or 0)
 
 
+@pytest.mark.parametrize("total_time_s", [500.0, 260.0])
+def test_a_chain_of_jobs_ends_when_its_total_time_is_used(total_time_s: float) -> None:
+    """The simulated ranks tell how long they stepped: that is what counts, less loading and the last save."""
+    setup = replace(Setup.of(3, script=Script(steps_count=5000), requeue=True), time_limit_s=300.0)
+    world = watched(World(replace(setup, policy=replace(setup.policy, total_time_s=total_time_s)), FaultPlan(), seed=3))
+    outcome = world.run()
+    state = outcome.state
+    assert state is not None and state.phase is Phase.TIME_UP, world.story()
+    assert total_time_s <= state.training.trained_s < total_time_s + 5.0
+    assert len(world.scheduler.jobs) == (3 if total_time_s > 300 else 2), "each trains for less than its 300 s"
+    assert not world.scheduler.running() and all(job.ended_at for job in world.scheduler.jobs)
+    assert state.checkpoints.best_step > state.attempts[-2].last_step - 20
+    ran = [(one.started, one.ended) for one in state.attempts if one.ended]
+    assert total_time_s < sum(ended - started for started, ended in ran) < total_time_s + 60.0 * len(ran)
+
+
+@pytest.mark.parametrize("at_s", [100.0, 225.5, 227.0, 228.5, 230.0, 300.0, 455.0, 480.0])
+def test_a_cancelled_chain_is_never_taken_up_again(at_s: float) -> None:
+    """While it trains, saves before a limit, asks for the next job, waits in the queue, or saves for the last time."""
+    setup = replace(Setup.of(3, script=Script(steps_count=5000), requeue=True), time_limit_s=300.0)
+    setup = replace(setup, policy=replace(setup.policy, total_time_s=480.0))
+    world = watched(World(setup, FaultPlan().fail_at(at_s, Kind.CANCEL), seed=3))
+    outcome = world.run()
+    assert outcome.state is not None and outcome.state.phase in {Phase.CANCELLED, Phase.PENDING}, outcome.state
+    assert not world.scheduler.running()
+    assert not [one.number for one in outcome.state.attempts if one.started - world.began_at > at_s + 1.0]
+
+
 @pytest.mark.parametrize("measured", [True, False])
 def test_a_save_that_takes_longer_than_its_grace_is_begun_early_enough_if_it_was_measured(measured: bool) -> None:
     """Unmeasured, the save at the end of the job is cut, and the next job goes on from the one before it."""

@@ -23,7 +23,7 @@ from tests.waiting import until
 GANGRUN = PLAIN
 TINY = reach.ROOT / "tests" / "contract" / "tiny_dcp"
 SHORT = ("--silence-after", "2", "--fence-after", "15")
-OVER = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
+OVER = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "TIME_UP"})
 LOOK_AGAIN_S = 1.5
 TRAINS = r"train\.py"
 

@@ -149,6 +149,35 @@ def test_time_limit(cluster: Cluster, run: Run, hook: str) -> None:
     cluster.assert_clean(10)
 
 
+def test_a_chain_of_jobs_ends_when_its_total_time_is_used(cluster: Cluster, run: Run) -> None:
+    """Nobody but gangrun submits: two jobs. Only a person makes a third, which ends with an undisturbed run's weights."""
+    keeps = '(saves / "unfinished" / "weights").write_text(json.dumps(weights))'
+    moved = '(saves / "unfinished").rename'
+    hook = READS.replace("pace = 0 if attempt else pace", "").replace(moved, f"{keeps}\n        {moved}")
+    first_job = saving(run, "-t", "1", "--total-time", "40", steps=9999, hook=hook)
+    status = run.end("TIME_UP", deadline_s=150)
+    first, second = status["attempts"]
+    assert (status["exit_code"], status["restarts"], status["excluded"]) == (124, 0, [])
+    assert 40.0 <= status["trained_s"] < 45.0
+    assert first["reason"].startswith("time limit: ")
+    assert second["reason"].startswith("all ranks have run for 40 s, the run's total time (--total-time)")
+    saved = run.saved()
+    assert saved[0] == second["resumed_from_step"] > 100
+    assert min(row.step for row in run.rows() if row.attempt == 1) == saved[0]
+    assert saved[1] > saved[0] + 20, "the second job trained on"
+    before, after = run.jobs()
+    assert (before["JobId"], before["ExitCode"]) == (first_job, "75:0")
+    assert cluster.wait_job(after["JobId"], "FAILED")["ExitCode"] == "124:0"
+    assert "total time 40 s of 40 s used" in " ".join(run.gangrun("status", run.id, check=False).split())
+    cluster.assert_clean(10)
+    run.gangrun("resume", run.id, env={"HOOK": "steps = start + 20"})
+    status = run.end()
+    assert status["attempts"][2]["resumed_from_step"] == saved[1]
+    run.assert_undisturbed()
+    assert len(run.jobs()) == 3
+    cluster.assert_clean(10)
+
+
 def test_maintenance_is_treated_like_a_time_limit(cluster: Cluster, run: Run) -> None:
     """An administrator reserves a node of the job for now: the ranks save, and the next job trains on other nodes."""
     job = saving(run, "-w", "", "-t", "60", "--save-lead", "10", steps=2000)

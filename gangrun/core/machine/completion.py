@@ -58,6 +58,13 @@ def completion(state: RunState, policy: Policy) -> Completion:
     return Completion(True, f"{ranks} finished{at}{_crash_words(state)}")
 
 
+def reached_goal(state: RunState, policy: Policy) -> bool:
+    """Did all ranks end with 0 at the last step? Whoever stopped them came too late."""
+    placed, goal = state.attempt.placement, policy.total_steps or state.attempt.total_steps
+    all_ended = placed is not None and len(state.attempt.finished) >= placed.world_size
+    return all_ended and goal > 0 and _known(state) >= goal - 1
+
+
 def _measured(state: RunState, goal: int, ranks: str) -> Completion:
     """By the goal: steps may be counted from 0, and what is printed from 1 in each attempt."""
     step, crashed = _known(state), _crash_words(state)

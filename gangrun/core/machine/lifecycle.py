@@ -11,7 +11,8 @@ A run is always in one phase. ``TABLE`` has a row for each phase and an entry fo
 - ``Refusal(reason)``: the event cannot happen. It is journalled as refused and changes nothing.
 
 The way of an event: ``stale`` drops duplicates and events of another attempt, job or incarnation. ``stopping`` turns an
-agent's "I was told to end" into a wait for the scheduler's answer. Then the table. A decision that ends the job passes
+agent's "I was told to end" into a wait for the scheduler's answer. Then the table. ``total_time`` counts how long all
+ranks run. A decision that ends the job passes
 ``flush_to_disk.first``, which may hold it in WAITING until the newest step in memory is on disk. ``refills.follow``
 adds what is asked of the scheduler because nodes are missing, or are not any more. Whatever becomes of an
 event, its number is remembered, so that it counts once and can be acknowledged.
@@ -35,7 +36,7 @@ from typing import Any
 from gangrun.core import events as e
 from gangrun.core.actions import Decision
 from gangrun.core.checkpoints import flush_to_disk
-from gangrun.core.machine import node_events, refills, running, starting, stopping, succession, waiting
+from gangrun.core.machine import node_events, refills, running, starting, stopping, succession, total_time, waiting
 from gangrun.core.machine.transitions import WHY, ignored, refused, stay, with_deadline, without_deadline
 from gangrun.core.model import TERMINAL, Outcome, Phase, RunState
 from gangrun.core.nodes import planned_replacement
@@ -97,12 +98,14 @@ _TRIES = (
     Phase.STARTING,
     Phase.WAITING,
     Phase.FAILED,
+    Phase.TIME_UP,
 )  # checks, an attempt, a wait; FAILED: too few nodes
 _ENDS = (
     Phase.PENDING,
     Phase.WAITING,
     Phase.FAILED,
     Phase.CANCELLED,
+    Phase.TIME_UP,
 )  # no rank lives: the job ends at once, or after a last wait
 _TAKEN = (Phase.PENDING, *_TRIES, Phase.CANCELLED)  # by a new supervisor
 
@@ -228,7 +231,10 @@ TABLE: Mapping[Phase, Row] = {
         **_EVERYWHERE,
         **{kind: Late("all ranks are being stopped") for kind in _OF_RANKS},
         **_NO_CHOICE,
-        e.TermTaken: On(succession.term_taken, (Phase.PENDING, Phase.WAITING, Phase.SUCCEEDED, Phase.CANCELLED)),
+        e.TermTaken: On(
+            succession.term_taken,
+            (Phase.PENDING, Phase.WAITING, Phase.SUCCEEDED, Phase.CANCELLED, Phase.TIME_UP),
+        ),
         e.RankExited: On(running.rank_exited),
         e.RankFinished: On(running.rank_finished),
         e.ProgressMarked: On(running.progress),
@@ -261,6 +267,7 @@ TABLE: Mapping[Phase, Row] = {
     Phase.SUCCEEDED: _ENDED,
     Phase.FAILED: _ENDED,
     Phase.CANCELLED: _ENDED,
+    Phase.TIME_UP: _ENDED,
 }
 
 
@@ -294,7 +301,8 @@ def step(state: RunState, stamped: e.Stamped, now: float, policy: Policy) -> Dec
         seen, meant = stopping.as_meant(state, event, now)
         match TABLE[state.phase][type(meant)]:
             case On(handler):
-                decision = flush_to_disk.first(state, handler(seen, meant, now, policy), now, policy)
+                decision = total_time.counted(state, meant, handler(seen, meant, now, policy), now, policy)
+                decision = flush_to_disk.first(state, decision, now, policy)
                 decision = refills.follow(state, decision, now, policy)
             case Late() as why:
                 decision = ignored(state, f"{type(meant).__name__} in {state.phase.value}: {why}")

@@ -26,6 +26,7 @@ from gangrun.core.events import (
     StacksTaken,
 )
 from gangrun.core.evidence import Evidence, Hang, RankExit
+from gangrun.core.machine import total_time
 from gangrun.core.machine.completion import completion, crashed_after_its_end, with_last_figures
 from gangrun.core.machine.node_events import observed
 from gangrun.core.machine.transitions import (
@@ -189,11 +190,22 @@ def all_finished(state: RunState, now: float, policy: Policy) -> Decision:
 
 
 def deadline(state: RunState, event: DeadlinePassed, now: float, policy: Policy) -> Decision:
-    """RUNNING has three timers: stacks that do not come, ranks that finish long before the others, and all ranks that
-    finished before the script's own goal.
+    """RUNNING has four timers: stacks that do not come, ranks that finish long before the others, all ranks that
+    finished before the script's own goal, and the run's total time.
     """
-    handlers = {"stacks": stacks_deadline, "doubt": all_finished}
+    handlers = {"stacks": stacks_deadline, "doubt": all_finished, total_time.TIMER: total_time_is_up}
     return handlers.get(event.name, finish_deadline)(state, now, policy)
+
+
+def total_time_is_up(state: RunState, now: float, policy: Policy) -> Decision:
+    """All ranks save and stop, and the run ends; if all of them have ended, they have stopped already."""
+    if "doubt" in state.timers.deadlines:
+        return all_finished(state, now, policy)
+    if policy.observe:
+        reason = f"{total_time.words(policy)}; observing only, so gangrun stops nothing"
+        return stay(without_deadline(state, total_time.TIMER), reason, loud=True)
+    reason = f"{total_time.words(policy)}: they save and stop, and the run ends"
+    return stop_all(state, now, policy, After.TIME_UP, reason, checkpoint_first=True)
 
 
 def finish_deadline(state: RunState, now: float, policy: Policy) -> Decision:

@@ -26,8 +26,8 @@ from gangrun.core.events import (
     StopTimedOut,
 )
 from gangrun.core.evidence import NodeFinding
-from gangrun.core.machine import running
-from gangrun.core.machine.completion import completion
+from gangrun.core.machine import running, total_time
+from gangrun.core.machine.completion import completion, reached_goal
 from gangrun.core.machine.transitions import (
     WHY,
     close_attempt,
@@ -46,7 +46,7 @@ from gangrun.core.machine.transitions import (
     with_evidence,
     without_deadline,
 )
-from gangrun.core.model import TERMINAL, After, Budget, NodeHealth, Outcome, Phase, RunState
+from gangrun.core.model import TERMINAL, After, Budget, NodeHealth, Outcome, Phase, RunState, TrainingTime
 from gangrun.core.nodes import planned_replacement, quarantine, roster
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import anomalies, budget, choose
@@ -98,6 +98,10 @@ def _what_follows(state: RunState, now: float, policy: Policy) -> Decision:
             return finish(state, Phase.SUCCEEDED, now, f"{said}, but {wrong}" if wrong else said)
         case After.CANCEL:
             return finish(state, Phase.CANCELLED, now, f"cancelled by {state.ending.cancelled_by}")
+        case After.TIME_UP if reached_goal(state, policy):
+            return finish(state, Phase.SUCCEEDED, now, completion(without_deadline(state, WHY), policy).sentence)
+        case After.TIME_UP:
+            return total_time.end(state, now, policy)
         case After.REQUEUE:
             return choose.requeue(state, now, policy, state.reason)
         case After.RETURN:
@@ -146,6 +150,8 @@ def stop_deadline(state: RunState, event: DeadlinePassed, now: float, policy: Po
                 return finish(unproven, Phase.CANCELLED, now, reason)
             case After.SUCCEED:
                 return finish(unproven, Phase.SUCCEEDED, now, reason)
+            case After.TIME_UP:
+                return finish(unproven, Phase.TIME_UP, now, reason)
             case After.RETURN:
                 return choose.come_back(unproven, now, policy, reason)
             case _:
@@ -215,7 +221,8 @@ def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decisi
 def _notice_stopping(state: RunState, event: Notice, now: float, policy: Policy) -> Decision:
     """The nodes go while all ranks are stopped: what was to be restarted here is requeued."""
     reason = f"{event.kind.value} while all ranks were being stopped"
-    if state.underway.after in {After.CANCEL, After.SUCCEED}:
+    ends = state.underway.after in {After.CANCEL, After.SUCCEED}
+    if ends or (state.underway.after is After.TIME_UP and event.kind is not NoticeKind.CANCEL):
         # Every node's agent passes the same notice on: none hurries.
         return stay(state, reason)
     after = _after_notice(event)
@@ -256,7 +263,8 @@ def as_meant(state: RunState, event: Event, now: float) -> tuple[RunState, Event
 
 
 def resume_requested(state: RunState, event: ResumeRequested, now: float, policy: Policy) -> Decision:
-    """A person takes the run up again, in another job: a fresh budget, and exclusions only as long as they last. A run
+    """A person takes the run up again, in another job: a fresh budget, and exclusions only as long as they last. The
+    total time begins anew if it was used. A run
     that has not ended was abandoned by its job, as nobody may resume one that lives.
     """
     if state.phase not in TERMINAL and event.job == state.job:
@@ -273,6 +281,7 @@ def resume_requested(state: RunState, event: ResumeRequested, now: float, policy
         job=event.job,
         seq=max(state.seq, event.seq),
         budget=Budget(total_count=state.budget.total_count, mark=state.budget.mark),
+        training=TrainingTime() if total_time.is_used(state, now, policy) else state.training,
         health=NodeHealth(excluded=quarantine.kept(state.health.excluded, now), reports=state.health.reports),
         checkpoints=replace(state.checkpoints, resume_request=event.resume_request),
     )

@@ -18,6 +18,7 @@ from gangrun.core.actions import (
 from gangrun.core.checkpoints import flush_to_disk
 from gangrun.core.events import TermTaken
 from gangrun.core.evidence import Evidence
+from gangrun.core.machine import total_time
 from gangrun.core.machine.transitions import (
     WHY,
     enter,
@@ -55,7 +56,7 @@ def redrive(state: RunState, now: float, policy: Policy) -> tuple[Action, ...]:
             return (choose.successor(state, now, state.reason),)
         case Phase.WAITING:
             return device_test.asked_again(state, policy)
-        case Phase.SUCCEEDED | Phase.FAILED | Phase.CANCELLED:
+        case Phase.SUCCEEDED | Phase.FAILED | Phase.CANCELLED | Phase.TIME_UP:
             return (EndJob(state.phase, EXIT_CODES[state.phase], state.reason, state.checkpoints.cleared),)
         case _:
             return ()
@@ -166,6 +167,8 @@ def _in_another_job(state: RunState, now: float, policy: Policy, who: str) -> De
         return finish(state, Phase.CANCELLED, now, f"cancelled by {state.ending.cancelled_by}")
     if state.underway.after is After.SUCCEED:
         return finish(state, Phase.SUCCEEDED, now, "all ranks finished before their job ended")
+    if state.underway.after is After.TIME_UP:
+        return total_time.end(state, now, policy)
     if state.underway.bringing is not None and state.underway.bringing.then in TERMINAL:
         return finish(state, state.underway.bringing.then, now, state.underway.bringing.reason, state.ending.failure)
     join_at = now + (ABSENT_WITHIN_S if state.roster.alone else policy.join_within_s)

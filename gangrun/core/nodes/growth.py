@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gangrun.core.actions import Decision, SaveGang
+from gangrun.core.machine import total_time
 from gangrun.core.machine.transitions import stay, stop_all
 from gangrun.core.model import After, Outcome, Phase, Placement, RunState
 from gangrun.core.nodes import placement, planned_replacement, standing
@@ -101,7 +102,11 @@ def _why_not(state: RunState, growth: LargerGang, now: float, policy: Policy, jo
         return f"all ranks were started less than {policy.grow_every_s:g} s ago (--grow-every)"
     share = 1 - growth.before.world_size / growth.after.world_size
     cost_s = STOP_COST_S + (state.attempt.ready_s or READY_COST_S)
-    ends = {"the job's time limit": job_left_s, "the end of the training": _training_left_s(state, now, policy)}
+    ends = {
+        "the job's time limit": job_left_s,
+        "the end of the training": _training_left_s(state, now, policy),
+        "the end of the run's total time": total_time.left_s(state, now, policy),
+    }
     for what, left_s in ends.items():
         if left_s is not None and share * left_s <= cost_s:
             saved = f"{counted(growth.after.world_size, 'rank')} would save {share * left_s:.0f} s"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from gangrun.core.actions import CheckNodes, Decision, EndJob, SealAttempts, SubmitSuccessor
 from gangrun.core.checkpoints import poison
 from gangrun.core.evidence import Evidence, NodeFinding
+from gangrun.core.machine import total_time
 from gangrun.core.machine.transitions import close_attempt, enter, finish, is_unlaunched
 from gangrun.core.model import AttemptRecord, Cause, Failure, Phase, RunState, Slot, StartStage, Underway, Verdict
 from gangrun.core.nodes import device_test, network_test, placement, quarantine, refilling, roster, standing
@@ -208,6 +209,8 @@ def _is_back(state: RunState, name: str) -> bool:
 
 def _climb(state: RunState, verdict: Verdict, sentence: str, backoff_s: float, now: float, policy: Policy) -> Decision:
     before = state.attempt.placement
+    if total_time.is_used(state, now, policy):
+        return total_time.end(state, now, policy, sentence)
     nodes, prefer = device_test.in_prospect(state, now), placement.preferred(state)
     placed = placement.place(nodes, standing.active(state.health.excluded, now), state.shape, prefer=prefer)
     if isinstance(placed, placement.NotEnough):
@@ -221,7 +224,9 @@ def _climb(state: RunState, verdict: Verdict, sentence: str, backoff_s: float, n
 
 
 def begin_checks(state: RunState, now: float, policy: Policy, why: str) -> Decision:
-    """Ask every node that has not yet proven itself; none left: start."""
+    """Ask every node that has not yet proven itself; none left: start. If the run's total time is used it ends."""
+    if total_time.is_used(state, now, policy):
+        return total_time.end(state, now, policy, why)
     asked = device_test.ask(state, roster.unchecked(state), policy)
     nodes = device_test.awaited(state, now)
     if not nodes:
@@ -243,6 +248,8 @@ def also(decision: Decision, asked: tuple[CheckNodes, ...]) -> Decision:
 
 def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Decision:
     """Open the next attempt, or reuse the number of one that was never launched."""
+    if total_time.is_used(state, now, policy):
+        return total_time.end(state, now, policy, why)
     if device_test.needed(state, now):  # some were not when this attempt was begun
         return begin_checks(state, now, policy, why)
     held = _fence_holds(state, now)
@@ -352,6 +359,8 @@ def requeue(state: RunState, now: float, policy: Policy, reason: str) -> Decisio
     if policy.observe:
         why = f"{reason}; observing only, so no other job is asked for"
         return finish(state, Phase.FAILED, now, why, Failure.SCHEDULER)
+    if total_time.is_used(state, now, policy):
+        return total_time.end(state, now, policy, reason)
     had_count = state.seq + 1
     if policy.jobs_max_count and had_count >= policy.jobs_max_count:
         why = f"{reason}; no other job is asked for: this was job {had_count} of {policy.jobs_max_count} (--max-jobs)"

@@ -150,7 +150,7 @@ def test_time_limit(cluster: Cluster, run: Run, hook: str) -> None:
 
 
 def test_a_chain_of_jobs_ends_when_its_total_time_is_used(cluster: Cluster, run: Run) -> None:
-    """Nobody but gangrun submits: two jobs. Only a person makes a third, which ends with an undisturbed run's weights."""
+    """Two jobs, by themselves; a third, made by a person, ends with the weights of an undisturbed run."""
     keeps = '(saves / "unfinished" / "weights").write_text(json.dumps(weights))'
     moved = '(saves / "unfinished").rename'
     hook = READS.replace("pace = 0 if attempt else pace", "").replace(moved, f"{keeps}\n        {moved}")

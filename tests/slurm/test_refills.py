@@ -8,6 +8,16 @@ from tests.slurm.harness import Run, attempts_that_stepped
 from tests.waiting import until
 
 TWENTY_MORE = "if attempt: steps = start + 20"
+GLOBAL_BATCH = 12
+# Each rank trains on its share of the global batch, and writes down on which samples.
+SAMPLES = f"""
+if attempt == 2: steps = start + 20
+def hook(step):
+    share = {GLOBAL_BATCH} // world
+    first = {GLOBAL_BATCH} * step + share * rank
+    with open(folder / f"samples-{{attempt}}-{{rank}}", "a", buffering=1) as log:
+        log.write(" ".join(map(str, (step, *range(first, first + share)))) + "\\n")
+"""
 HELD = '"$real" --hold "$@"'
 
 
@@ -22,6 +32,16 @@ def lose_a_node(cluster: Cluster, run: Run) -> str:
     lost = next(host for host, _ in run.ranks().values() if host != job["BatchHost"])
     cluster.power_off(lost)
     return lost
+
+
+def samples_trained_on(run: Run) -> list[int]:
+    """Of the steps that count, which are those of the newest attempt that did them; sorted."""
+    found: dict[int, dict[int, list[int]]] = {}  # step -> attempt -> samples
+    for path in run.steps.glob("samples-*"):
+        for line in path.read_text().splitlines():
+            step, *samples = map(int, line.split())
+            found.setdefault(step, {}).setdefault(int(path.name.split("-")[1]), []).extend(samples)
+    return sorted(sample for attempts in found.values() for sample in attempts[max(attempts)])
 
 
 def test_a_job_holds_its_nodes_until_a_refill_brings_another(cluster: Cluster, run: Run) -> None:
@@ -76,6 +96,29 @@ def test_scancel_of_a_refill_ends_the_refill_only(cluster: Cluster, run: Run) ->
     assert len(refills(run)) == 1
     cluster.declare_down(lost)
     assert cluster.wait_job(told["job"], "COMPLETED")["ExitCode"] == "0:0"
+    cluster.assert_clean(30)
+
+
+def test_a_run_shrinks_without_a_lost_node_and_grows_onto_a_refill(cluster: Cluster, run: Run) -> None:
+    """No sample comes twice or never, and the weights are those of a run that nothing disturbed."""
+    told = run.step(
+        3, 1, "--min-nodes", "2", "--refill", "spare", "--grow-every", "1s", steps=9999, every=5, hook=SAMPLES,
+    )  # fmt: skip
+    run.wait_for_step(12)
+    lost = lose_a_node(cluster, run)
+    status = run.end(deadline_s=150)
+    shrunk, grown = status["attempts"][1:]
+    assert [one["outcome"] for one in status["attempts"]] == ["node silent", "grown", "succeeded"]
+    assert {one["job"] for one in status["attempts"]} == {told["job"]}
+    assert [len(one["nodes"]) for one in status["attempts"]] == [3, 2, 3]
+    (refill,) = refills(run)
+    assert set(grown["nodes"]) - set(shrunk["nodes"]) == {refill["NodeList"]}
+    assert {row.host for row in run.rows() if row.attempt == 2} == set(grown["nodes"])
+    assert samples_trained_on(run) == list(range(GLOBAL_BATCH * (max(row.step for row in run.rows()) + 1)))
+    run.assert_undisturbed()
+    assert "the run grows from 2 to 3 ranks" in run.explain()
+    cluster.declare_down(lost)
+    cluster.wait_job(told["job"], "COMPLETED")
     cluster.assert_clean(30)
 
 

@@ -69,7 +69,8 @@ def test_at_the_end_of_its_time_a_run_saves_stops_and_is_not_finished() -> None:
     life.stopped()
     assert (life.phase, life.state.ending.failure, life.count(SubmitSuccessor)) == (Phase.TIME_UP, None, 0)
     assert (life.last(EndJob).phase, life.last(EndJob).exit_code) == (Phase.TIME_UP, 124)
-    life.says("the run ends with its newest checkpoint", "gangrun resume gives it as much again")
+    life.says("the run ends, and its newest checkpoint is of step 40; gangrun resume gives it as much time again")
+    assert "no checkpoint of it is known" in up(running()).reason
 
 
 def test_the_queue_starts_and_stops_do_not_count_and_jobs_add_up() -> None:
@@ -283,3 +284,10 @@ def test_a_total_below_a_second_is_refused(total_s: float) -> None:
 )
 def test_times_in_words(seconds: float, words: str) -> None:
     assert time_words(seconds) == words
+
+
+def test_no_node_is_waited_for_when_the_time_is_used() -> None:
+    life = spent(running(Policy(total_time_s=TOTAL_S)), TOTAL_S - 0.1)
+    life.on(NodeLost("n1", life.now - 30, "its lease is over"))
+    life.stopped()
+    assert life.phase is Phase.TIME_UP

@@ -17,7 +17,7 @@ from gangrun.core.events import Event, ResumeRequested, TermTaken
 from gangrun.core.machine.transitions import finish, with_deadline
 from gangrun.core.model import Outcome, Phase, RunState, TrainingTime
 from gangrun.core.policy import Policy
-from gangrun.core.text import time_words
+from gangrun.core.text import step_words, time_words
 
 TIMER = "total"
 LEAST_S = 1.0  # nothing is started for less
@@ -47,9 +47,10 @@ def words(policy: Policy) -> str:
 
 def end(state: RunState, now: float, policy: Policy, why: str = "") -> Decision:
     """The run ends here, unfinished and saved; no other job is asked for."""
-    go_on = "gangrun resume gives it as much again"
-    reason = f"{why}; {words(policy)}" if why else words(policy)
-    return finish(state, Phase.TIME_UP, now, f"{reason}; the run ends with its newest checkpoint, and {go_on}")
+    newest, reason = state.checkpoints.newest, f"{why}; {words(policy)}" if why else words(policy)
+    kept = f"its newest checkpoint is of {step_words(newest.step)}" if newest else "no checkpoint of it is known"
+    told = f"{reason}; the run ends, and {kept}; gangrun resume gives it as much time again"
+    return finish(state, Phase.TIME_UP, now, told)
 
 
 def counted(before: RunState, event: Event, decision: Decision, now: float, policy: Policy) -> Decision:

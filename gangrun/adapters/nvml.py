@@ -338,6 +338,14 @@ RUNNING_GETTERS: tuple[tuple[str, Getter], ...] = (
     ("processes_count", _processes),
     ("busy_percent", lambda gpu: {"busy_percent": ask("nvmlDeviceGetUtilizationRates", gpu).gpu}),
 )
+USE = frozenset({  # of these, what is read every few seconds while ranks train
+    "temperature_c", "clock_reasons", "power_limit_w", "power_w", "sm_clock_mhz", "memory_used_bytes", "busy_percent",
+})  # fmt: skip
+USE_GETTERS: tuple[tuple[str, Getter], ...] = (
+    *(row for row in RUNNING_GETTERS if row[0] in USE),
+    named("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth"),
+    named("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
+)
 
 # ---- NVLinks one by one, and the fabric between GPUs -----------------------------------------------------------------
 
@@ -440,6 +448,33 @@ def seen() -> list[tuple[str, str]]:
         return [(text("nvmlDeviceGetUUID", one), text("nvmlDeviceGetName", one)) for one in handles]
     except NvmlRefused:
         return []
+
+
+def in_use(silent: set[tuple[str, str]]) -> dict[str, Plain]:
+    """How each GPU is used now, between ``start`` and ``stop``; one that is lost is missing.
+
+    Args:
+        silent: What was never said, by place and name, which is not asked again. It grows.
+    """
+    found: dict[str, Plain] = {}
+    for index in range(count()):
+        place, values = f"gpu {index}", Plain()
+        try:
+            gpu = handle(index)
+            for name, getter in USE_GETTERS:
+                if (place, name) in silent:
+                    continue
+                try:
+                    values |= getter(gpu)
+                except NvmlRefused as why:
+                    if why.code in LOST_WORDS:
+                        raise
+                    if why.code in NEVER_SAID:
+                        silent.add((place, name))
+            found[place] = values
+        except NvmlRefused:
+            continue
+    return found
 
 
 def _all() -> Plain:

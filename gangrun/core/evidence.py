@@ -156,11 +156,14 @@ class AlertKind(Enum):
     MEMORY = "memory"
     SHARED_MEMORY = "shared memory"
     FILES = "open files"
+    SLOW_GPU = "slow GPU"
+    IDLE_GPU = "idle GPU"
+    GPU_MEMORY = "GPU memory"
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """What somebody should look at. Nothing acts on it; see ``recovery.pace_rules`` and ``recovery.fill_rules``."""
+    """What somebody should look at. Nothing acts on it; see ``recovery.pace_rules``, ``fill_rules``, ``gpu_rules``."""
 
     kind: AlertKind
     node: str = ""  # "": all of them
@@ -170,15 +173,19 @@ class Alert:
     lost_share: float = 0.0  # SLOW_RANK: of each step, its peers wait for it
     others_count: int = 0  # more ranks of which the same is true
     more_tokens_share: float = 0.0  # SLOW_RANK: it trained on so many more tokens than its peers
-    rates: tuple[float, float] = (0.0, 0.0)  # SLOWER: steps per second, before and now
+    rates: tuple[float, float] = (0.0, 0.0)  # SLOWER: steps per second, IDLE_GPU: share of time; before and now
     in_s: float = 0.0  # growth: the limit is reached then
     per_s: float = 0.0  # bytes or files that come
-    used: int = 0  # FILES: so many are open
+    used: int = 0  # FILES: so many are open; GPU_MEMORY: bytes
     limit: int = 0
+    gpu: int = -1  # the rank's, as its node counts; -1: not known
+    signs: tuple[str, ...] = ()  # in what its GPU falls behind the others, in words
 
     @property
     def key(self) -> tuple[AlertKind, str, int]:
-        """Two with one key are the same. Of memory a node has one, whichever of its ranks grows most."""
+        """Two with one key are the same. A node has one of memory, whichever rank grows most; idle GPUs have one."""
+        if self.kind is AlertKind.IDLE_GPU:
+            return self.kind, "", -1
         return self.kind, self.node, -1 if self.kind is AlertKind.MEMORY else self.rank
 
 

@@ -382,6 +382,8 @@ def _training_words(state: RunState, live: Mapping[str, Any]) -> list[str]:
         parts.append(rate_words(figures.steps_per_s, "step"))
     if figures.loss is not None:
         parts.append(f"loss {number_words(figures.loss)}")
+    if figures.gpu is not None and figures.gpu.busy_percent is not None:
+        parts.append(f"GPU {figures.gpu.busy_percent:.0f} %")
     if runs and figures.eta_s is not None:
         parts.append(f"{short_span_words(figures.eta_s)} left")
     return parts

@@ -26,6 +26,7 @@ from gangrun.display.text import (
     wrapped,
 )
 from gangrun.display.times import ago_words, clock_words, span_words, when_words
+from gangrun.runs.figures import GpuFigures
 from gangrun.runs.rank_output import LOST_WORDS
 from gangrun.runs.saves import SavesStatus
 from gangrun.runs.slurm_queue import REASONS
@@ -37,6 +38,8 @@ from gangrun.runs.status import (
     ExcludedNode,
     JobStatus,
     MemoryProtection,
+    RankGpuStatus,
+    RankStatus,
     RecoveryStatus,
     RefillStatus,
     Status,
@@ -94,14 +97,32 @@ def page(status: Status, look: PageFormat) -> list[str]:
         lines += recovery_lines(status.recoveries[-RECOVERIES_SHOWN_COUNT:], look)
         lines += [f"  and {older} before (gangrun explain has all)"] if older > 0 else []
     if status.ranks is not None:
-        rows = [
-            (str(one.rank), clean(one.node), str(one.pid or "-"), "-" if one.step is None else str(one.step), one.state)
-            for one in status.ranks
-        ]
-        head = ("rank", "node", "pid", "step", "state")
-        lines += ["", *(table(head, rows, look.columns) if rows else ["  no rank was started yet"])]
+        lines += ["", *_rank_lines(status.ranks, look)]
     lines += ["", *(styled(line, "dim", look.color) for line in wrapped(_next(status), look.columns, "  "))]
     return lines
+
+
+def _rank_lines(ranks: Sequence[RankStatus], look: PageFormat) -> list[str]:
+    if not ranks:
+        return ["  no rank was started yet"]
+    rows = [
+        (str(one.rank), clean(one.node), str(one.pid or "-"), "-" if one.step is None else str(one.step), one.state)
+        for one in ranks
+    ]
+    if all(one.gpu is None for one in ranks):
+        return table(("rank", "node", "pid", "step", "state"), rows, look.columns)
+    head = ("rank", "node", "pid", "step", "GPU", "busy", "memory", "clock", "power", "heat", "state")
+    wide = [(*row[:-1], *_gpu_cells(one.gpu), row[-1]) for row, one in zip(rows, ranks, strict=True)]
+    return table(head, wide, look.columns)
+
+
+def _gpu_cells(gpu: RankGpuStatus | None) -> tuple[str, ...]:
+    if gpu is None:
+        return ("-",) * 6
+    used = None if gpu.memory_used_bytes is None else round(gpu.memory_used_bytes / (1 << 30))
+    cells = ((gpu.gpu, ""), (gpu.busy_percent, " %"), (used, " GiB"), (gpu.clock_mhz, " MHz"), (gpu.power_w, " W"),
+             (gpu.temperature_c, " °C"))  # fmt: skip
+    return tuple("-" if value is None else f"{value}{unit}" for value, unit in cells)
 
 
 def state_line(status: Status, look: PageFormat) -> str:
@@ -177,6 +198,9 @@ def _facts(status: Status, look: PageFormat) -> list[tuple[str, str]]:
     facts.append(("step", step_line(status)))
     if words := _training(status):
         facts.append(("training", words))
+    if status.gpu is not None and status.exit_code is None:
+        count = [str(status.gpu.count)] if status.gpu.count > 1 else []
+        facts.append(("GPUs" if count else "GPU", ", ".join([*count, *gpu_words(status.gpu)])))
     unjudged = f"none that gangrun can judge: {clean(status.unjudged)}" if status.unjudged else "none known"
     facts.append(("checkpoint", unjudged if status.checkpoint is None else _checkpoint(status.checkpoint, look)))
     if status.memory_step is not None:
@@ -211,6 +235,23 @@ def step_line(status: Status) -> str:
     if status.exit_code is None and status.steps_per_s is not None:
         told += f", {rate_words(status.steps_per_s, 'step')}"
     return told + ("" if status.eta_s is None else f", done in {span_words(status.eta_s)}")
+
+
+def gpu_words(gpu: GpuFigures) -> list[str]:
+    """How GPUs are used: ``93 % busy``, ``at most 61 of 80 GiB``, ..."""
+    told = [] if gpu.busy_percent is None else [f"{gpu.busy_percent:.0f} % busy"]
+    if told and gpu.count > 1 and gpu.busy_min_percent is not None:
+        told[0] += f" (least {gpu.busy_min_percent} %)"
+    if gpu.memory_used_bytes is not None and gpu.memory_bytes:
+        most = "at most " if gpu.count > 1 else ""
+        told.append(f"{most}{gpu.memory_used_bytes / (1 << 30):.3g} of {gpu.memory_bytes / (1 << 30):.3g} GiB used")
+    if gpu.power_w is not None:
+        told.append(f"{gpu.power_w} W" if gpu.power_w < 10_000 else f"{gpu.power_w / 1000:.3g} kW")
+    if gpu.temperature_c is not None:
+        told.append(f"{gpu.temperature_c} °C")
+    if gpu.slowed_count:
+        told.append(f"{gpu.slowed_count} slowed down")
+    return told
 
 
 def _training(status: Status) -> str:

@@ -20,7 +20,7 @@ from itertools import groupby
 import click
 
 from gangrun.core.text import counted
-from gangrun.display.status_page import PageFormat, page, state_line, step_line, warning_words
+from gangrun.display.status_page import PageFormat, gpu_words, page, state_line, step_line, warning_words
 from gangrun.display.text import clean, number_words, packed, styled
 from gangrun.display.times import clock_words, short_span_words
 from gangrun.runs.status import Status
@@ -75,6 +75,7 @@ def screen_lines(run: WatchedLook, at: Scrolled, look: PageFormat, rows: int) ->
     lines += [styled(line, "yellow", look.color) for line in warnings]
     facts = [f"step {step_line(status)}"]
     facts += [f"loss {number_words(status.loss)}"] if status.loss is not None else []
+    facts += [f"GPU {gpu_words(status.gpu)[0]}"] if status.gpu is not None and gpu_words(status.gpu) else []
     facts += (
         [f"checkpoint {status.checkpoint.step}"] if status.checkpoint and status.checkpoint.step is not None else []
     )

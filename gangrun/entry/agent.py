@@ -104,9 +104,7 @@ def config_of(
     )
 
 
-def gang_of(
-    spec: RunSpec, paths: RunPaths, node: str, terminal: str, gpus: Callable[[], tuple[str, ...]] = tuple
-) -> GangSpec:
+def gang_of(spec: RunSpec, paths: RunPaths, node: str, terminal: str, health: AgentHealth | None = None) -> GangSpec:
     """What every attempt on this node has in common."""
     interpreter, command = (spec.command[0], spec.command[1:]) if spec.python else ("", spec.command)
     return GangSpec(
@@ -132,7 +130,8 @@ def gang_of(
         debug_rank=spec.debug_rank,
         terminal=terminal,
         slots_count=spec.slots_per_node + spec.spare_slots_count if spec.rank_per_gpu else 0,
-        gpus=gpus,
+        gpus=tuple if health is None else health.gpus,
+        gpu_use=dict if health is None else health.take_use,
         hang_watch=spec.policy.hang.timeout_s != 0,
         trends=spec.policy.trends,
     )
@@ -249,7 +248,7 @@ def _serve(arguments: AgentArguments, warden: AgentEnd) -> int:
         net=net,
         warden=warden,
         ranks=RankGang(
-            gang_of(spec, paths, arguments.node, arguments.terminal, health.gpus if health is not None else tuple),
+            gang_of(spec, paths, arguments.node, arguments.terminal, health),
             clock.now,
             no_ranks,
             people_of(arguments.node, clock),

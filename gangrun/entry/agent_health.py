@@ -24,6 +24,7 @@ from gangrun.core.evidence import NodeFinding
 from gangrun.core.model import BrokenSlot, Met
 from gangrun.core.nodes.device_test import QUICK, THOROUGH
 from gangrun.core.nodes.network_test import ROUND_S
+from gangrun.core.recovery.gpu_rules import GpuUse, read_every_s
 from gangrun.entry.health_children import exchanged
 from gangrun.health.framework.evidence import bars_a_start
 from gangrun.health.gpu import devices as gpu_devices
@@ -73,6 +74,14 @@ class AgentHealth:
     def gpus(self) -> tuple[str, ...]:
         """The UUIDs of the GPUs that ranks may use, by slot; () until that is known."""
         return self._child.gpus
+
+    def take_use(self) -> dict[int, GpuUse]:
+        """How each GPU is used, by what CUDA calls it, if it was read since the last call."""
+        try:
+            rows = msgspec.convert(self._child.take_use(), list[list[int]])
+            return {number: GpuUse(*values) for number, *values in rows}
+        except (msgspec.ValidationError, TypeError, ValueError):
+            return {}
 
     def gang(self, attempt: int, stopping: bool) -> None:
         """Pass it on."""
@@ -171,4 +180,5 @@ def watch_spec(spec: RunSpec, node: str, run_directory: Path, variables: Mapping
         "python": spec.command[0] if spec.python else "",
         "slots": spec.rank_per_gpu,
         "commands": dict(spec.health.commands),
+        "use_every_s": read_every_s(spec.policy.trends),
     }

@@ -4,7 +4,7 @@ The agent starts it and reads its lines. Whatever a sick driver or a dead file s
 without: NVML is loaded here and nowhere else. It ends when its standard input does. One JSON object a line:
 
     out  {"op": "watching", "trouble": ...}  {"op": "finding", ...}  {"op": "looked", "n": ..., "late": ...}
-         {"op": "alive"}
+         {"op": "alive"}  {"op": "gpus", "names": ...}  {"op": "use", "gpus": ...}
     in   {"op": "look", "n": ...}  {"op": "work", "n": ..., "tests": ..., "until": ...}
          {"op": "gang", "attempt": ..., "stopping": ...}
 """
@@ -55,6 +55,11 @@ KEPT_EVERY_S = 600.0
 KEPT_WITHIN_S = 3.0
 KEPT_MAX_BYTES = 2_000_000
 KEPT_SCHEMA = 1
+USE_NAMES = (  # in the order of ``GpuUse``, and what one of its units is
+    ("busy_percent", 1), ("memory_used_bytes", 1 << 20), ("memory_bytes", 1 << 20), ("sm_clock_mhz", 1),
+    ("clock_reasons", 1), ("power_w", 1), ("power_limit_w", 1), ("pcie_width", 1), ("pcie_generation", 1),
+    ("temperature_c", 1),
+)  # fmt: skip
 Readings = tuple[Reading, ...]
 
 
@@ -157,11 +162,15 @@ class HealthWatch:
         self._due = {one.name: self._clock.now() + FIRST_LOOK_S for one in self._families}
         self._patience_s: dict[str, float] = {}
         self._said_at = self._clock.now()
+        self._use_every_s = float(spec.get("use_every_s", 0.0))
+        self._trains = threading.Event()  # ranks run here: how they use their GPUs is of interest
 
     def run(self) -> None:
         """Until standard input ends."""
         threading.Thread(target=self._listen, name="from-the-agent", daemon=True).start()
         trouble = self._watch_events()
+        if self._use_every_s:
+            threading.Thread(target=self._read_use, name="gpu-use", daemon=True).start()
         self._rounds.go_on_from(self._kept.readings())
         self._say({"op": "watching", "trouble": trouble})
         while True:
@@ -176,6 +185,8 @@ class HealthWatch:
                 return
             if kind == "xid":
                 self._xid(*what)
+            elif kind == "use":
+                self._tell_use(what)
             else:
                 self._told(what)
 
@@ -205,8 +216,31 @@ class HealthWatch:
             else f"the NVIDIA driver has not answered for {OPEN_WITHIN_S:g} s"
         )
 
+    def _read_use(self) -> None:
+        """A few values of each GPU every few seconds, in a thread of its own: any of them may hang in the driver."""
+        try:
+            from gangrun.adapters import nvml
+        except ImportError:
+            return
+        try:
+            nvml.start()
+        except nvml.NvmlRefused:
+            return  # no GPU here
+        silent = set[tuple[str, str]]()
+        pause = threading.Event()
+        while self._trains.wait():
+            before_s = _spent_s(resource.RUSAGE_THREAD)
+            try:
+                self._heard.put(("use", nvml.in_use(silent)))
+            except nvml.NvmlRefused:
+                pass  # the next reading may do better
+            spent_s = _spent_s(resource.RUSAGE_THREAD) - before_s
+            pause.wait(max(self._use_every_s, spent_s / COST_SHARES[GPU]))
+
     def _told(self, said: Mapping[str, Any]) -> None:
         if said.get("op") == "gang":
+            trains = int(said.get("attempt", -1)) >= 0 and not said.get("stopping")
+            self._trains.set() if trains else self._trains.clear()
             self._xids.gang(int(said.get("attempt", -1)), bool(said.get("stopping")), self._clock.now())
         elif said.get("op") == "look":
             self._news.forget()
@@ -355,6 +389,22 @@ class HealthWatch:
             self._slots_told = names
             self._say({"op": "gpus", "names": names})
 
+    def _tell_use(self, read: Mapping[str, Mapping[str, Any]]) -> None:
+        """By what CUDA calls each of the job's GPUs; nothing until a look has told which those are."""
+        facts = self._gpu_facts()
+        numbers = own_gpus(facts, self._policy.gpus_used) if facts is not None else {}
+        rows = [
+            [
+                numbers[place],
+                int(place.removeprefix("gpu ")),
+                *(_units(values.get(name), per) for name, per in USE_NAMES),
+            ]
+            for place, values in read.items()
+            if place in numbers
+        ]
+        if rows:
+            self._say({"op": "use", "gpus": rows})
+
     def _say(self, what: Mapping[str, Any]) -> None:
         self._said_at = self._clock.now()
         try:
@@ -364,10 +414,14 @@ class HealthWatch:
             os._exit(0)  # nobody reads: the agent is gone
 
 
-def _spent_s() -> float:
-    """CPU seconds of this process and of the children that it has waited for."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+def _spent_s(*of: int) -> float:
+    """CPU seconds of this process and of the children that it has waited for, or of these."""
+    used = [resource.getrusage(who) for who in of or (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def _units(value: Any, per: int) -> int:
+    return -1 if value is None else round(value / per)
 
 
 def _value(found: Any) -> Any:

@@ -18,10 +18,11 @@ from gangrun.core.events import ProgressMarked, ProgressStalled, RankExited, Sta
 from gangrun.core.evidence import Hang, RankExit, RankStack
 from gangrun.core.model import Phase
 from gangrun.core.recovery import blame_hang
+from gangrun.core.recovery.gpu_rules import GpuUse
 from gangrun.core.text import signal_name
 from gangrun.runs.rank_output import Wanted
 from gangrun.runs.snapshot import RunSnapshot
-from gangrun.runs.status import SCHEMA, RankStatus
+from gangrun.runs.status import SCHEMA, RankGpuStatus, RankStatus
 from gangrun.wire.kinds import event_of
 from gangrun.wire.record import Record, RecordError
 
@@ -75,6 +76,7 @@ def rank_statuses(run: RunSnapshot) -> tuple[RankStatus, ...]:
     noted = read_ranks(Disk(), run.paths)
     nodes = noted.nodes if noted is not None and noted.attempt == number else {}
     known = {rank: (pid, word, step) for rows in nodes.values() for rank, pid, word, step in rows}
+    gpus = noted.gpus if noted is not None and nodes else {}
     exits = {one.rank: one for one in exits_of(run.records).get(number, ())}
     last_steps = _last_steps(run.records, number)
     is_live = state.phase in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
@@ -92,10 +94,29 @@ def rank_statuses(run: RunSnapshot) -> tuple[RankStatus, ...]:
                 word = (RANK_STATES.get(word, word) or "not known yet") if is_live else "ended"
             found.append(
                 RankStatus(
-                    rank=rank, node=seat.slot.node, pid=pid or None, state=word, step=step if step >= 0 else None
+                    rank=rank,
+                    node=seat.slot.node,
+                    pid=pid or None,
+                    state=word,
+                    step=step if step >= 0 else None,
+                    gpu=_gpu(gpus.get(rank)) if is_live else None,
                 )
             )
     return tuple(sorted(found, key=lambda one: one.rank))
+
+
+def _gpu(row: Sequence[int] | None) -> RankGpuStatus | None:
+    if not row:
+        return None
+    try:
+        use = GpuUse(*row)
+    except TypeError:
+        return None  # another version's
+    known = {name: value if value >= 0 else None for name, value in use._asdict().items()}
+    for name in ("memory_used", "memory"):
+        mib = known.pop(f"{name}_mib")
+        known[f"{name}_bytes"] = None if mib is None else mib << 20
+    return RankGpuStatus(**{"clock_reasons": known.pop("reasons"), **known})  # type: ignore[arg-type]
 
 
 def first_of(exits: Sequence[RankExit]) -> RankExit | None:

@@ -18,6 +18,19 @@ from gangrun.core.text import json_number
 NOT_NUMBERS = frozenset({"NaN", "Infinity", "-Infinity"})
 
 
+class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """How the GPUs of all ranks are used; null: they do not say."""
+
+    count: int
+    busy_percent: float | None = None  # the mean
+    busy_min_percent: int | None = None
+    memory_used_bytes: int | None = None  # of the fullest one
+    memory_bytes: int | None = None  # that this one has
+    power_w: int | None = None  # of all together
+    temperature_c: int | None = None  # of the hottest one
+    slowed_count: int = 0  # those whose clock heat, a power brake or their hardware hold down
+
+
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """The newest figures of an attempt; None: not known. The fields of ``Status`` have the same names."""
 
@@ -28,6 +41,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     eta_s: float | None = None
     tokens: int | None = None
     tokens_per_s: float | None = None
+    gpu: GpuFigures | None = None
     phase: str | None = None  # train, eval, checkpoint or startup, as the script says
 
 
@@ -45,6 +59,7 @@ def figures_of(live: Mapping[str, Any], step: int | None, attempt: Attempt, *, e
         eta_s=max(0, total - step) / per_s if known else None,  # type: ignore[operator]
         tokens=_count(live.get("tokens")),
         tokens_per_s=_positive(live.get("tokens_per_s")),
+        gpu=None if ended else _gpu(live.get("gpu")),
         phase=None if ended else _phase(_count(live.get("slot_phase")) or 0),
     )
 
@@ -55,6 +70,15 @@ def _phase(number: int) -> str | None:
     from gangrun.wire.progress import TrainingPhase  # not what most looks at a run should wait for
 
     return TrainingPhase(number).name.lower() if number in set(TrainingPhase) else None
+
+
+def _gpu(value: object) -> GpuFigures | None:
+    if value is None:
+        return None
+    try:
+        return msgspec.convert(value, GpuFigures)
+    except msgspec.ValidationError:
+        return None
 
 
 def _number(value: object) -> float | str | None:

@@ -16,6 +16,7 @@ from gangrun.core.machine.transitions import may_hold_ranks
 from gangrun.core.model import Phase, RunState
 from gangrun.core.nodes.standing import active
 from gangrun.planning.accounts import TimeUse
+from gangrun.runs.figures import GpuFigures
 from gangrun.runs.follow import JournalReplay
 from gangrun.runs.ledger import report_of
 from gangrun.runs.snapshot import RunSnapshot, snapshot_of, spec_of
@@ -39,6 +40,11 @@ METRICS: dict[str, tuple[str, str]] = {
     "gangrun_loss": (GAUGE, "Newest loss."),
     "gangrun_gradient_norm": (GAUGE, "Newest norm of the gradients."),
     "gangrun_tokens_total": (COUNTER, "Tokens trained on, as the script reports them."),
+    "gangrun_gpus": (GAUGE, "GPUs of the newest attempt that were read."),
+    "gangrun_gpu_busy_ratio": (GAUGE, "Mean share of time for which GPUs were busy."),
+    "gangrun_gpu_memory_used_ratio": (GAUGE, "Used memory of the fullest GPU."),
+    "gangrun_gpu_power_watts": (GAUGE, "Power of all GPUs."),
+    "gangrun_gpu_slowed": (GAUGE, "GPUs whose clock heat, a power brake or their hardware hold down."),
     "gangrun_restarts_total": (COUNTER, "Attempts that another one followed, by what ended them."),
     "gangrun_recoveries_total": (COUNTER, "Recoveries that are over, by the means."),
     "gangrun_recovery_seconds_total": (COUNTER, "Time of recoveries, by part."),
@@ -116,10 +122,21 @@ def _of_training(status: Status, now: float) -> Iterator[Sample]:
     yield "gangrun_loss", {}, status.loss
     yield "gangrun_gradient_norm", {}, status.grad_norm
     yield "gangrun_tokens_total", {}, status.tokens
+    if status.gpu is not None:
+        yield from _of_gpus(status.gpu)
     saved = status.checkpoint
     yield "gangrun_checkpoint_step", {}, None if saved is None else saved.step
     yield "gangrun_checkpoint_age_seconds", {}, max(0.0, now - saved.seen) if saved and saved.seen else None
     yield "gangrun_memory_checkpoint_step", {}, status.memory_step
+
+
+def _of_gpus(gpu: GpuFigures) -> Iterator[Sample]:
+    yield "gangrun_gpus", {}, gpu.count
+    yield "gangrun_gpu_busy_ratio", {}, None if gpu.busy_percent is None else gpu.busy_percent / 100
+    used, memory = gpu.memory_used_bytes, gpu.memory_bytes
+    yield "gangrun_gpu_memory_used_ratio", {}, used / memory if used is not None and memory else None
+    yield "gangrun_gpu_power_watts", {}, gpu.power_w
+    yield "gangrun_gpu_slowed", {}, gpu.slowed_count
 
 
 def _of_failures(run: RunSnapshot, status: Status) -> Iterator[Sample]:

@@ -22,7 +22,7 @@ from gangrun.core.nodes.standing import active
 from gangrun.core.nodeset import natural_sort
 from gangrun.core.text import counted, is_save_time, json_number, step_or_none, step_words
 from gangrun.errors import UserError
-from gangrun.runs.figures import NOT_NUMBERS, figures_of
+from gangrun.runs.figures import NOT_NUMBERS, GpuFigures, figures_of
 from gangrun.runs.rank_output import lost_output
 from gangrun.runs.recoveries import Recovery, recoveries_of
 from gangrun.runs.saves import SavedOnDisk, SavesStatus, saves_status, state_figures, unjudged_on_disk
@@ -132,6 +132,22 @@ class SchedulerStatus(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[JobStatus, ...]
 
 
+class RankGpuStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPU of one rank, as it was read last; ``clock_reasons`` are the bits of NVML. Null: it does not say."""
+
+    gpu: int  # as its node counts
+    busy_percent: int | None
+    memory_used_bytes: int | None
+    memory_bytes: int | None
+    clock_mhz: int | None
+    clock_reasons: int | None
+    power_w: int | None
+    power_limit_w: int | None
+    pcie_width: int | None
+    pcie_generation: int | None
+    temperature_c: int | None
+
+
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of the newest attempt; ``state`` is that of its process, or how the rank ended."""
 
@@ -140,6 +156,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None
     state: str
     step: int | None
+    gpu: RankGpuStatus | None = None
 
 
 class RecoveryParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,6 +248,7 @@ class Status(msgspec.Struct, kw_only=True):
     eta_s: float | None = None  # until the last step, if nothing fails
     tokens: int | None = None
     tokens_per_s: float | None = None
+    gpu: GpuFigures | None = None  # while ranks train on GPUs
     phase: str | None = None  # of the script: train, eval, checkpoint or startup
     lost_s: float = 0.0  # to failures: work done again, and time without ranks
     log_step: int | None = None  # that ranks printed, if they report none

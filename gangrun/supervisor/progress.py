@@ -13,17 +13,18 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gangrun.core.events import AlertSeen, AnomalySeen, Event, FirstStepSeen, FlushDue, ProgressMarked, ProgressStalled
-from gangrun.core.evidence import Anomaly, AnomalyKind, StateFigures
+from gangrun.core.evidence import AlertKind, Anomaly, AnomalyKind, StateFigures
 from gangrun.core.model import Phase, RunState
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import alerts
 from gangrun.core.recovery.fill_rules import FillAlerts
-from gangrun.core.recovery.hang import HangWatch, Quiet, Stall
+from gangrun.core.recovery.gpu_rules import GpuUse, GpuWatch
+from gangrun.core.recovery.hang import LONG_PHASES, HangWatch, Quiet, Stall
 from gangrun.core.recovery.loss_rules import CALM_COUNT
 from gangrun.core.recovery.pace_rules import PaceWatch
 from gangrun.core.text import json_number
@@ -178,14 +179,17 @@ class GangAlerts:
 
     def __init__(self, policy: Policy, now: float) -> None:
         self._paces, self._growths = PaceWatch(policy.trends, now), FillAlerts(policy.trends)
+        self.gpus = GpuWatch(policy.trends, now)
         self._adopted = False
 
     def observe(self, node: str, reading: RankSample, now: float) -> None:
         """One rank's newest sample, if it tells anything."""
         if reading.pace is not None:
             self._paces.observe(node, reading.rank, reading.pace, reading.tokens_count)
+        if reading.gpu is not None:
+            self.gpus.observe(node, reading.rank, reading.gpu, trains=reading.phase not in LONG_PHASES)
         if reading.growths:
-            self._growths.observe(node, reading.rank, reading.growths, now)
+            self._growths.observe(node, reading.rank, reading.growths, now, self.gpus.number(reading.rank))
 
     def advanced(self, step: int, now: float) -> None:
         """The gang is at a new step."""
@@ -194,7 +198,7 @@ class GangAlerts:
     @property
     def due_at(self) -> float:
         """When ``take`` has something to compare or to tell."""
-        return min(self._paces.due_at, self._growths.due_at)
+        return min(self._paces.due_at, self._growths.due_at, self.gpus.due_at)
 
     def take(self, state: RunState, now: float) -> list[Event]:
         """What is to be recorded now."""
@@ -203,8 +207,33 @@ class GangAlerts:
             known = [one.alert for one in alerts.open_ones(state)]
             self._paces.adopt(known)
             self._growths.adopt(known, now)
-        changes = [*self._paces.take(now), *self._growths.take(now)]
+            self.gpus.adopt(known)
+        changes = [
+            (self.gpus.explained(alert) if alert.kind is AlertKind.SLOW_RANK else alert, is_over)
+            for alert, is_over in self._paces.take(now)
+        ]
+        changes += self.gpus.take(now, self._paces.slower, self._paces.stragglers)
+        changes += self._growths.take(now)
         return [AlertSeen(state.attempt.number, alert, is_over) for alert, is_over in changes]
+
+
+def gpu_figures(uses: Collection[GpuUse]) -> dict[str, Any]:
+    """How all GPUs together are used; what none of them tells is missing."""
+    busy = [use.busy_percent for use in uses if use.busy_percent >= 0]
+    memory = [(use.memory_used_mib, use.memory_mib) for use in uses if use.memory_used_mib >= 0 and use.memory_mib > 0]
+    power = [use.power_w for use in uses if use.power_w >= 0]
+    used, whole = max(memory, key=lambda one: one[0] / one[1], default=(0, 0))
+    figures = {
+        "count": len(uses),
+        "busy_percent": sum(busy) / len(busy) if busy else None,
+        "busy_min_percent": min(busy, default=None),
+        "memory_used_bytes": used << 20 if whole else None,
+        "memory_bytes": whole << 20 if whole else None,
+        "power_w": sum(power) if power else None,
+        "temperature_c": max((use.temperature_c for use in uses if use.temperature_c >= 0), default=None),
+        "slowed_count": sum(use.is_slowed for use in uses),
+    }
+    return {name: value for name, value in figures.items() if value is not None} if uses else {}
 
 
 class GangProgress:
@@ -307,7 +336,7 @@ class GangProgress:
                 self._printed = max(self._printed, reading.log_step)
                 if reading.log_first_step >= 0 and self._printed_first is None:
                     self._printed_first = reading.log_first_step, reading.total_steps
-            if reading.anomalies or reading.pace is not None or reading.growths:
+            if reading.anomalies or reading.pace is not None or reading.growths or reading.gpu is not None:
                 self._observe_signals(row.node, reading, now)
         self._first = known_first
         self._note_steps(row, (low, top), printed, now)
@@ -481,8 +510,8 @@ class GangProgress:
                 self._judge_at = self._told_until = now + max(self._policy.stop_within_s, again_s)
                 return [ProgressStalled(state.attempt.number, verdict.stalled_s, verdict.limit_s, verdict.observations)]
 
-    def _ranks(self, now: float) -> dict[str, list[tuple[int, int, str, int]]]:
-        """Rank, pid, state and step of every rank by node, now and then: many ranks are a large file."""
+    def _ranks(self, now: float) -> dict[str, Any]:
+        """Rank, pid, state and step of every rank by node, and its GPU, now and then: many ranks are a large file."""
         if now < self._ranks_at or not self._readings:
             return {}
         found = {
@@ -490,14 +519,15 @@ class GangProgress:
             for node, readings in self._readings.items()
         }
         self._ranks_at = now + max(RANKS_EVERY_S, sum(map(len, found.values())) / RANKS_PER_S)
-        return found
+        return {"ranks": found, "rank_gpus": self._alerts.gpus.newest()}
 
     def live(self, state: RunState, now: float, heard_count: int) -> dict[str, Any]:
         """The newest figures, for whoever looks at the run."""
         known = [low for low, _ in self._steps.values() if low >= 0]
-        ranks = self._ranks(now)
+        gpus = gpu_figures(self._alerts.gpus.newest().values())
         return {
-            **({"ranks": ranks} if ranks else {}),
+            **self._ranks(now),
+            **({"gpu": gpus} if gpus else {}),
             "at": now,
             "phase": state.phase.value,
             "attempt": state.attempt.number,

@@ -15,6 +15,7 @@ from gangrun.core.checkpoints.memory import Holding
 from gangrun.core.evidence import Anomaly, RankStack
 from gangrun.core.model import BrokenSlot, Met
 from gangrun.core.recovery.fill_rules import FillTrend
+from gangrun.core.recovery.gpu_rules import GpuUse
 from gangrun.core.recovery.pace_rules import Pace
 from gangrun.core.recovery.standing import Stand
 
@@ -71,6 +72,7 @@ class RankSample(msgspec.Struct, frozen=True, array_like=True):
     log_first_step: int = -1  # the first that it printed in this attempt, if it reports none
     pace: Pace | None = None  # its own time, told now and then
     growths: tuple[FillTrend, ...] = ()  # what it or its node will run out of
+    gpu: GpuUse | None = None  # its GPU, told each time that it was read
 
 
 class AgentEvent(msgspec.Struct, frozen=True):

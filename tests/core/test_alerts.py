@@ -17,6 +17,14 @@ SLOW = Alert(AlertKind.SLOW_RANK, "n1", 2, 600.0, share=0.3, lost_share=0.23)
 SLOWER = Alert(AlertKind.SLOWER, over_s=600.0, share=0.12, rates=(3.5, 3.08))
 MEMORY = Alert(AlertKind.MEMORY, "n1", 3, in_s=2400.0, per_s=20e6)
 SHARED = Alert(AlertKind.SHARED_MEMORY, "n1", in_s=100.0, per_s=1e6)
+SLOW_GPU = Alert(
+    AlertKind.SLOW_GPU, "n1", 3, 600.0, share=0.3, gpu=1,
+    signs=("its clock is 1,200 MHz, the others' 1,980 (power cap)", "its PCIe link has 8 lanes, the others' 16"),
+)  # fmt: skip
+IDLE_GPU = Alert(AlertKind.IDLE_GPU, "n1", 3, 600.0, gpu=1, rates=(0.9, 0.3))
+GPU_MEMORY = Alert(
+    AlertKind.GPU_MEMORY, "n1", 3, in_s=2400.0, per_s=5e6, used=68_000_000_000, limit=80_000_000_000, gpu=1
+)
 FILES = Alert(AlertKind.FILES, "n1", 3, in_s=9000.0, per_s=0.05, used=900, limit=1024)
 
 
@@ -57,6 +65,26 @@ def told(life: Life, alert: Alert, *, over: bool = False) -> None:
             SHARED,
             "shared memory (/dev/shm) of n1 will be full in 100 s: it grows by 60 MB/min",
             "shared memory (/dev/shm) of n1 grew by 60 MB/min",
+        ),
+        (
+            replace(SLOW, gpu=0, signs=("its clock is 1,200 MHz, the others' 1,980",)),
+            "during 23 % of the time; likely cause: its clock is 1,200 MHz, the others' 1,980",
+            "rank 2 (GPU 0 on n1) was 30 % slower",
+        ),
+        (
+            SLOW_GPU,
+            f"rank 3 (GPU 1 on n1) is 30 % slower than its peers for 10 min: {'; '.join(SLOW_GPU.signs)}",
+            "rank 3 (GPU 1 on n1) was 30 % slower than its peers: its clock is 1,200 MHz",
+        ),
+        (
+            replace(IDLE_GPU, others_count=7),
+            "30 % of the time for 10 min, and was for 90 % before in this attempt, and so are those of 7 other ranks",
+            "the GPU of rank 3 (GPU 1 on n1) was busy for 30 % of the time, and before for 90 %",
+        ),
+        (
+            GPU_MEMORY,
+            "rank 3 (GPU 1 on n1) will be out of GPU memory in 40 min: 68 GB of 80 GB are used, and 300 MB more each",
+            "the GPU memory of rank 3 (GPU 1 on n1) filled up by 300 MB/min",
         ),
         (
             FILES,
@@ -130,6 +158,15 @@ def test_the_causes_are_what_checks_found_on_the_node_lately_the_newest_first() 
     assert len(alerts.causes(bare, one)) == 2
     told(life, MEMORY)
     assert "cause" not in life.reason
+
+
+def test_a_slow_gpu_has_its_cause_in_the_sentence_and_what_checks_found_behind_it() -> None:
+    life = Life().running()
+    told(life, SLOW_GPU)
+    assert life.reason.endswith("the others' 16") and alerts.causes(life.state, life.state.alerts[-1]) == ()
+    find(life, "gpu_slowed", "gpu 1 is slowed down by its own heat guard", place="gpu 1", slot=1)
+    told(life, SLOW_GPU)
+    life.says("the others' 16; likely cause: gpu 1 is slowed down by its own heat guard (gpu_slowed, seen 0 s ago)")
 
 
 @pytest.mark.parametrize(

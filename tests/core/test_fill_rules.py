@@ -116,6 +116,41 @@ def test_open_files_and_shared_memory_count_against_their_own_limits() -> None:
     assert grown(near) == {}, "far from the limit, or none is known"
 
 
+@pytest.mark.parametrize(
+    ("used", "per_s"),
+    [
+        (lambda now: 20 * GB + int(20e6 * now), 20e6),  # a leak: a segment of 200 MB every ten seconds
+        (lambda now: 20 * GB + 4 * GB * min(15, int(now // 40)), 0),  # a cache that filled up, and is flat
+        (lambda now: 70 * GB, 0),
+        (lambda now: 20 * GB + 15 * GB * (int(now > 230) + int(now > 430)), 0),  # two new maxima
+        (lambda now: 60 * GB + (5 * GB if now % 100 < 50 else 0), 0),
+    ],
+)
+def test_memory_of_a_gpu_that_rises_all_the_time_is_told_and_a_cache_of_its_allocator_is_not(
+    used: Callable[[float], int], per_s: float
+) -> None:
+    def use(now: float) -> NodeUse:  # GPUs are read at each second look
+        gpu = {3: (used(now), 80 * GB), 4: (GB, 80 * GB)} if now % 10 == 0 else {}
+        return NodeUse({3: GB, 4: GB}, 48 * GB, gpu=gpu)
+
+    found = grown(use, for_s=1300)
+    assert [(rank, one.kind, one.per_s) for rank, told in found.items() for one in told] == (
+        [(3, "GPU memory", pytest.approx(per_s, rel=0.05))] if per_s else []
+    )
+    if per_s:
+        assert (found[3][0].used, found[3][0].limit) == (used(1290), 80 * GB)
+        assert found[3][0].in_s == pytest.approx((80 * GB - used(1290)) / per_s, rel=0.05)
+
+
+def test_the_alert_on_gpu_memory_names_the_gpu() -> None:
+    alerts, trend = FillAlerts(POLICY), FillTrend("GPU memory", 2400.0, 20e6, 0, 60 * GB, 80 * GB)
+    alerts.observe("n1", 3, [trend, FillTrend("open files", 9.0, 1.0)], 0.0, gpu=1)
+    assert [(one.kind, one.rank, one.gpu) for one, _ in alerts.take(0.0)] == [
+        (AlertKind.GPU_MEMORY, 3, 1),
+        (AlertKind.FILES, 3, -1),
+    ]
+
+
 def test_each_attempt_begins_anew_and_zero_turns_it_off() -> None:
     growth = NodeFill(POLICY)
     for now in range(0, 700, 5):

@@ -95,6 +95,7 @@ def test_several_that_are_slow_at_once_are_one_alert_that_names_the_slowest() ->
     own = {3: 0.9, 9: 0.95}
     ((alert, _),) = gang.train(130, lambda rank: own.get(rank, 0.6))
     assert (alert.rank, alert.others_count) == (9, 1)
+    assert (gang.watch.stragglers, gang.watch.slower) == ({3: alert, 9: alert}, None)
     assert gang.train(200, slow(3)) == [], "the other one is slow as before"
     assert gang.train(100, slow()) == [(alert, True)]
 

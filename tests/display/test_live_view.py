@@ -48,6 +48,11 @@ def test_it_shows_step_rate_loss_and_time_left(runs: Path, monkeypatch: pytest.M
     assert "RUNNING 1:23 · step 3120/120000 · 3.24 steps/s · loss 2.312 · 10h01m left" in found
 
 
+def test_it_shows_how_busy_gpus_are_if_there_are_any(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = " ".join(drawn(running(runs), monkeypatch, **FIGURES, gpu={"count": 8, "busy_percent": 93.4}))
+    assert "loss 2.312 · GPU 93 %" in found
+
+
 def test_after_a_failure_it_shows_the_checkpoints_age_and_what_was_lost(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

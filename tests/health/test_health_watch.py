@@ -113,6 +113,33 @@ def test_an_xid_is_told_with_its_gpu_and_the_rest_of_a_driver_that_hangs_is_unkn
 
 
 @pytest.mark.compiler
+def test_how_the_jobs_gpus_are_used_is_told_while_ranks_run_by_what_cuda_calls_them(
+    library: Callable[..., Library],  # noqa: F811
+    keep: Callable[..., tuple[HealthChild, list[Any], list[str]]],
+) -> None:
+    """The job has GPU 2 and GPU 0, in this order; GPU 1 is another job's; GPU 2 does not tell its power."""
+    driver = library()
+    work = {"gpu2.busy": 93, "gpu2.clock": 1980, "gpu2.memory_used": 61 << 30, "gpu2.power": "!3", "gpu2.reasons": 68}
+    driver.say(3, work)
+    off = [one.name for one in CHECKS if one.family != "gpu"]
+    spec = {"node": "n1", "off": off, "use_every_s": 0.2, "policy": {**PATIENT, "gpus_used": ["2", "0"]}}
+    child, _, said = keep([sys.executable, "-m", "gangrun.entry.health_watch", json.dumps(spec)], driver.environment)
+    child.look(60.0)
+    stays(lambda: child.take_use() == [], 1.0, "nobody trains")
+    child.gang(0, False)
+    used = until(child.take_use, 30, lambda: f"a reading; {said}")
+    assert used == [
+        [1, 0, 0, 1, 81920, 345, 1, 70, 700, 16, 1, 41],
+        [0, 2, 93, 62464, 81920, 1980, 68, -1, 700, 16, 1, 41],
+    ]
+    child.gang(0, True)
+    for _ in range(2):  # a reading may be on its way
+        child.look(60.0)
+    child.take_use()
+    stays(lambda: child.take_use() == [], 1.0, "nobody trains any more")
+
+
+@pytest.mark.compiler
 def test_a_gpu_that_the_job_leaves_out_is_told_of_and_fails_nothing(
     library: Callable[..., Library],  # noqa: F811
     keep: Callable[..., tuple[HealthChild, list[Any], list[str]]],

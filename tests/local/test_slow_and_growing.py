@@ -1,11 +1,15 @@
-"""Slow ranks, slower training and growth, in real runs with real torch on gloo."""
+"""Slow ranks, slower training and growth, in real runs with real torch on gloo; GPUs are played by a driver of ours."""
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 import pytest
 
 from gangrun.node.processes import host_name
 from tests.local.harness import Box
+from tests.local.test_broken_gpu import GPUS_COUNT, Driver
 
 # ``HEALTHY`` steps first, of which now and then one takes much longer on a rank drawn by chance. From there on rank 1
 # has more work in each step than its peers, and rank 0 keeps memory and files.
@@ -64,3 +68,74 @@ def test_a_slow_rank_a_leak_and_fewer_steps_are_told_and_healthy_training_is_not
     assert f"seen rank 1 on {here}: slower than its peers" in explained, explained
     ended = box.status()["alerts"]
     assert len(ended) == len(kinds) and all(" is " not in one["words"] for one in ended)
+
+
+# As with NCCL, all ranks look alike: each sleeps for as long as the slowest GPU of the box would take.
+ALIKE = """
+    import os, time
+    from pathlib import Path
+    import gangrun
+    slow, ends, step = Path(os.environ["SLOW"]), Path(os.environ["MAY_END"]), 0
+    while not ends.exists():
+        time.sleep(0.08 if slow.exists() else 0.05)
+        gangrun.step(step)
+        step += 1
+"""
+
+
+def working(driver: Driver, **changes: object) -> None:
+    """All GPUs train; ``gpu1__clock=1200``: of GPU 1 the driver says that."""
+    usual = {"busy": 96, "clock": 1980, "power": 650_000, "generation": 5, "memory_used": 60 << 30, "reasons": 0}
+    lines = {f"gpu{n}.{key}": value for n in range(GPUS_COUNT) for key, value in usual.items()}
+    driver.say(lines | {key.replace("__", "."): value for key, value in changes.items()})
+
+
+@pytest.mark.compiler
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_gpus_say_of_themselves_names_the_one_that_slows_all_ranks_down(box: Box) -> None:
+    """Two windows are healthy, then GPU 1 is throttled and steps take longer. Memory of GPU 2 grows; then all idle."""
+    driver, slow = Driver(box.folder), box.work / "slow"
+    working(driver)
+    box.environment |= driver.environment("0,1,2,3")
+    script = box.script(ALIKE)
+    options = ("--nproc-per-node", "4", "--trend-window", "20s", "--memory-within", "100h")
+    box.start(*options, script, environment={"SLOW": str(slow)})
+    healthy = box.until_status("most healthy steps", lambda found: (found["step"] or 0) >= 1300, 300)
+    assert healthy["alerts"] == [], healthy
+    assert (healthy["gpu"]["count"], healthy["gpu"]["busy_percent"], healthy["gpu"]["slowed_count"]) == (4, 96, 0)
+    working(driver, gpu1__clock=1200, gpu1__reasons=0x48)
+    slow.touch()
+
+    def told(kind: str, deadline_s: float) -> dict[str, Any]:
+        def holds(found: dict[str, Any]) -> bool:
+            return any(one["kind"] == kind and one["until"] is None for one in found["alerts"])
+
+        found = box.until_status(kind, holds, deadline_s)
+        return next(one for one in found["alerts"] if one["kind"] == kind)
+
+    found = told("slow GPU", 120)
+    here = host_name()
+    assert (found["rank"], found["node"]) == (1, here) and 0.3 < found["share"] < 0.8, found
+    assert f"rank 1 (GPU 1 on {here}) is " in found["words"], found
+    assert "for 20 s: its clock is 1,200 MHz, the others' 1,980 (HW thermal slowdown)" in found["words"], found
+    ranks = json.loads(box.gangrun("status", "--runs-dir", str(box.runs), "--ranks", "--json").stdout)["ranks"]
+    assert [one["gpu"]["gpu"] for one in ranks] == [0, 1, 2, 3]
+    grown = [60 << 30]
+
+    def grows(found: dict[str, Any]) -> bool:
+        grown[0] += 20 << 20
+        working(driver, gpu2__memory_used=grown[0])
+        return any(one["kind"] == "GPU memory" for one in found["alerts"])
+
+    full = next(one for one in box.until_status("GPU memory", grows, 120)["alerts"] if one["kind"] == "GPU memory")
+    assert (full["rank"], full["per_s"] > 1e6) == (2, True) and f"rank 2 (GPU 2 on {here}) will be out" in full["words"]
+    working(driver, **{f"gpu{n}__busy": 30 for n in range(GPUS_COUNT)})
+    idle = told("idle GPU", 120)
+    assert "is busy for 30 % of the time" in idle["words"] and "and so are those of 3 other ranks" in idle["words"], (
+        idle
+    )
+    kinds = {one["kind"] for one in box.status()["alerts"]}
+    assert kinds == {"slow GPU", "slower", "GPU memory", "idle GPU"}
+    box.may_end.touch()
+    assert box.end() == 0, box.told()

@@ -13,6 +13,7 @@ import pytest
 from gangrun.agent.brain import facts
 from gangrun.agent.ranks.gang_part import LaunchError
 from gangrun.core.events import StacksTaken
+from gangrun.core.recovery.gpu_rules import GpuUse
 from gangrun.wire.messages import Prepare, Stacks
 from tests.local_parts.gang import (
     GRACE_S,
@@ -30,6 +31,27 @@ from tests.waiting import PATIENCE, until
 
 READY = "print('ready', flush=True)\n"
 SLEEP = READY + "time.sleep(600)\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "slots", "told"),
+    [
+        ({}, (0, 0), {0: 0, 1: 1}),  # the first ranks have the first GPUs, as LOCAL_RANK counts
+        ({"slots_count": 3}, (0, 2), {0: 0, 1: 2}),  # GPU 1 gets no rank
+        ({"per_node": True}, (0, 0), {}),  # the launcher's processes share all of them
+    ],
+)
+def test_each_rank_tells_of_its_own_gpu_once_for_each_reading(
+    tmp_path: Path, changes: dict[str, object], slots: tuple[int, ...], told: dict[int, int]
+) -> None:
+    read = [{n: GpuUse(7 - n, busy_percent=n) for n in range(3)}, {}]
+    with gang(tmp_path, SLEEP, **changes, gpu_use=lambda: read.pop(0)) as made:
+        made.gang.launch(order(2, slots=slots))
+        first, second = made.gang.readings(), made.gang.readings()
+    assert {one.rank: one.gpu for one in first if one.gpu is not None} == {
+        rank: GpuUse(7 - n, busy_percent=n) for rank, n in told.items()
+    }
+    assert [one.gpu for one in second] == [None, None]
 
 
 @pytest.mark.serial

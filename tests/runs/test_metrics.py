@@ -78,6 +78,16 @@ def test_names_keep_to_prometheus_conventions(runs: Path) -> None:
     assert all(sample.labels["run"] == story.run for one in found.values() for sample in one.samples)
 
 
+def test_gpus_have_figures_if_there_are_any(runs: Path) -> None:
+    story = running(runs)
+    assert not any("gpus" in name for name, *_ in metrics(story))
+    story.live(step=30, gpu={"count": 8, "busy_percent": 90.0, "memory_used_bytes": 40, "memory_bytes": 80})
+    found = metrics(story)
+    assert (found["gangrun_gpus",], found["gangrun_gpu_busy_ratio",]) == (8, 0.9)
+    assert (found["gangrun_gpu_memory_used_ratio",], found["gangrun_gpu_slowed",]) == (0.5, 0)
+    assert ("gangrun_gpu_power_watts",) not in found
+
+
 def test_each_node_is_in_one_state(runs: Path) -> None:
     story = running(runs)
     assert metrics(story)["gangrun_nodes", "training"] == 2

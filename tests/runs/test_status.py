@@ -331,6 +331,14 @@ def test_ranks_are_shown_with_node_pid_step_and_state(runs: Path, gangrun: Call)
     assert gangrun("status", "--json").json["ranks"] is None
     page_lines = gangrun("status", "--ranks").out.splitlines()
     assert "  1     n0    4712  11    stuck in the kernel" in page_lines
+    gpus = {0: [3, 97, 40 << 10, 80 << 10, 1980, 0, 600, 700, 16, 5, 61], 1: [0, *[-1] * 10], 2: [1] * 99}
+    note_ranks(story.disk, story.paths, 1, 0, rows, gpus)
+    first, silent, newer, _ = (one["gpu"] for one in gangrun("status", "--ranks", "--json").json["ranks"])
+    assert (first["gpu"], first["memory_used_bytes"], first["clock_reasons"]) == (3, 40 << 30, 0)
+    assert silent == {name: 0 if name == "gpu" else None for name in first} and newer is None
+    page_lines = gangrun("status", "--ranks").out.splitlines()
+    assert "  0     n0    4711  12    3    97 %  40 GiB  1980 MHz  600 W  61 °C  running" in page_lines
+    assert "  1     n0    4712  11    0    -     -       -         -      -      stuck in the kernel" in page_lines
     story.exit(2, signal=9).exit(0, error=ERROR).exit(1, signal=15, by_us=True)
     found = gangrun("status", "--ranks", "--json").json["ranks"]
     states = {one["rank"]: (one["pid"], one["state"]) for one in found}
@@ -338,6 +346,32 @@ def test_ranks_are_shown_with_node_pid_step_and_state(runs: Path, gangrun: Call)
     assert states[0] == (4711, "ended (exit code 1)")
     note_ranks(story.disk, story.paths, 1, 7, rows)  # of another attempt
     assert gangrun("status", "--ranks", "--json").json["ranks"][0]["pid"] is None
+
+
+GPUS = {
+    "count": 8, "busy_percent": 93.4, "busy_min_percent": 41, "memory_used_bytes": 61 << 30, "memory_bytes": 80 << 30,
+    "power_w": 5150, "temperature_c": 71, "slowed_count": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words"),
+    [
+        (GPUS, "GPUs        8, 93 % busy (least 41 %), at most 61 of 80 GiB used, 5150 W, 71 °C, 1 slowed down"),
+        (GPUS | {"count": 1, "power_w": 31_000}, "GPU         93 % busy, 61 of 80 GiB used, 31 kW, 71 °C, 1 slowed"),
+        ({"count": 2}, "GPUs        2"),
+        ({"busy_percent": 93}, ""),  # of another version
+        ("much", ""),
+        (None, ""),
+    ],
+)
+def test_gpus_are_shown_if_there_are_any(runs: Path, gangrun: Call, gpu: object, words: str) -> None:
+    story = running(runs)
+    story.live(step=13, **({} if gpu is None else {"gpu": gpu}))
+    assert [line for line in gangrun("status").out.splitlines() if "GPU" in line] == (
+        [line for line in gangrun("status").out.splitlines() if line.startswith(f"  {words}")] if words else []
+    )
+    assert (gangrun("status", "--json").json["gpu"] is not None) is bool(words)
 
 
 def test_a_rank_that_finished_shows_the_step_at_which_it_did(runs: Path, gangrun: Call) -> None:

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from gangrun.core.events import AlertSeen, AnomalySeen
+from gangrun.core.events import AlertSeen, AnomalySeen, Event
 from gangrun.core.evidence import Alert, AlertKind, Anomaly, AnomalyKind, SeenAlert
 from gangrun.core.model import Attempt, RunState, Shape
 from gangrun.core.policy import Policy, TrendPolicy
 from gangrun.core.recovery.fill_rules import FillTrend
+from gangrun.core.recovery.gpu_rules import GpuUse
 from gangrun.core.recovery.pace_rules import Pace
-from gangrun.supervisor.progress import RATE_OVER_S, GangAlerts, GangAnomalies, GangFigures, Rate
+from gangrun.supervisor.progress import RATE_OVER_S, GangAlerts, GangAnomalies, GangFigures, Rate, gpu_figures
 from gangrun.wire.messages import RankSample
 
 
@@ -55,6 +56,39 @@ def told(*beats: Sequence[RankSample], asked: int = 0) -> dict[str, object]:
     for k, readings in enumerate(beats):
         figures.observe(readings, 10 * k, float(k))
     return figures.live(float(len(beats)))
+
+
+@pytest.mark.parametrize(
+    ("uses", "told"),
+    [
+        ([], {}),
+        ([GpuUse(0)], {"count": 1, "slowed_count": 0}),
+        (
+            [GpuUse(0, 97, 60, 80, 1980, 64, 600, 700, 16, 5, 60), GpuUse(1, 50, 9, 10, 1980, 0, 500, 700, 16, 5, 71)],
+            {
+                "count": 2, "busy_percent": 73.5, "busy_min_percent": 50, "memory_used_bytes": 9 << 20,
+                "memory_bytes": 10 << 20, "power_w": 1100, "temperature_c": 71, "slowed_count": 1,
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_gpus_are_summed_up_for_people(uses: list[GpuUse], told: dict[str, object]) -> None:
+    assert gpu_figures(uses) == told
+
+
+def test_a_slow_rank_is_told_with_the_readings_of_its_gpu() -> None:
+    """The rank is found by its pace; that its GPU has narrow PCIe is read meanwhile."""
+    alerts = GangAlerts(Policy(trends=TrendPolicy(window_s=20.0)), 0.0)
+    state, events = RunState(run="r", shape=Shape(1, 1, 2, 1), job="j"), list[Event]()
+    for now in range(1, 26):
+        for rank, own in ((0, 0.5), (1, 0.95)):
+            use = GpuUse(rank, 97, 60, 80, 1980, 0, 600, 700, 16 if rank == 0 else 8, 5, 60)
+            pace = Pace(1000 * now, round(1000 * own * now), 10 * now)
+            alerts.observe("n1", msgspec.structs.replace(sample(rank), pace=pace, gpu=use), float(now))
+        events += alerts.take(state, float(now))
+    (seen,) = events
+    assert isinstance(seen, AlertSeen) and (seen.alert.rank, seen.alert.gpu) == (1, 1)
+    assert seen.alert.signs == ("its PCIe link has 8 lanes, the others' 16",)
 
 
 def test_nothing_is_told_of_what_nobody_knows() -> None:

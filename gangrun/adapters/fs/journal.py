@@ -388,11 +388,12 @@ class RanksNote(msgspec.Struct, frozen=True):
 
     attempt: int
     nodes: dict[str, list[tuple[int, int, str, int]]]
+    gpus: dict[int, list[int]] = {}  # ``GpuUse`` of each rank that has told of one
 
 
-def note_ranks(disk: Disk, paths: RunPaths, term: int, attempt: object, nodes: object) -> None:
+def note_ranks(disk: Disk, paths: RunPaths, term: int, attempt: object, nodes: object, gpus: object = None) -> None:
     """All of a ``RanksNote``, or nothing. Each term has its file: a deposed holder replaces no newer note."""
-    data = msgspec.json.encode({"attempt": attempt, "nodes": nodes})
+    data = msgspec.json.encode({"attempt": attempt, "nodes": nodes, "gpus": gpus or {}})
     with contextlib.suppress(FileExistsError):
         disk.mkdir(paths.ranks)
     target = _ranks_of(paths, term)

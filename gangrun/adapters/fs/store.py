@@ -208,12 +208,12 @@ class FsStore:
             began = self._clock.now()
             self._counter_due = began + self._counter_every_s
             self._counter_works = False
-        ranks = live.pop("ranks", None)
+        ranks, gpus = live.pop("ranks", None), live.pop("rank_gpus", None)
         try:
             self._counter.write(live, self._clock.wall())
             self._terms.still_open(self._term)
             if ranks is not None:
-                note_ranks(self._disk, self._paths, self._term, live.get("attempt"), ranks)
+                note_ranks(self._disk, self._paths, self._term, live.get("attempt"), ranks, gpus)
         except OSError:
             return  # its loss is harmless: the journal's trouble is what gets reported
         with self._changed:

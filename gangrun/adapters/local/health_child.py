@@ -55,6 +55,7 @@ class HealthChild:
         self._child: subprocess.Popen[bytes] | None = None
         self._held: list[subprocess.Popen[bytes]] = []
         self.gpus: tuple[str, ...] = ()  # the UUIDs of those that ranks may use, by slot
+        self._use: list[Any] = []  # how GPUs are used, as it told last
         self.hopeless = ""  # why it will not be started again
 
     # ---- the agent's side ----
@@ -74,6 +75,11 @@ class HealthChild:
         except BlockingIOError:
             pass
         return [self._told.popleft() for _ in range(len(self._told))]
+
+    def take_use(self) -> list[Any]:
+        """How each GPU is used, if it was read since the last call: what CUDA calls it, and its values."""
+        found, self._use = self._use, []
+        return found
 
     def pids(self) -> tuple[int, ...]:
         """Processes that are ours and no rank's."""
@@ -237,6 +243,8 @@ class HealthChild:
                     self._answered.notify_all()
             case "gpus" if isinstance(said.get("names"), list):
                 self.gpus = tuple(str(name) for name in said["names"])
+            case "use" if isinstance(said.get("gpus"), list):
+                self._use = said["gpus"]
             case _:
                 pass  # "alive", or what a newer one says
 

@@ -26,6 +26,7 @@ from functools import reduce
 from pathlib import Path
 
 from gangrun.core.policy import TrendPolicy
+from gangrun.core.recovery.gpu_rules import GpuUse
 from gangrun.core.text import is_save_time
 from gangrun.node import boot
 from gangrun.node.boot_signals import SIGNALS_FILE, STACK_FILE
@@ -250,6 +251,7 @@ class GangSpec:
     terminal: str = ""  # of the person who debugs it, "": there is none on this node
     slots_count: int = 0  # GPUs of which each rank gets one, spare ones included; 0: ranks see what the agent sees
     gpus: Callable[[], tuple[str, ...]] = tuple  # what CUDA calls them, in the order of slots; (): not known
+    gpu_use: Callable[[], dict[int, GpuUse]] = dict  # how they are used, by CUDA's number, if it was read since
     hang_watch: bool = True
     trends: TrendPolicy = field(default_factory=TrendPolicy)
 

@@ -15,7 +15,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -49,6 +49,7 @@ from gangrun.agent.ranks.stop import (
 )
 from gangrun.core.events import StacksTaken
 from gangrun.core.recovery.fill_rules import FillTrend, NodeFill
+from gangrun.core.recovery.gpu_rules import GpuUse
 from gangrun.core.recovery.hang import LONG_PHASES
 from gangrun.core.recovery.pace_rules import RankPaces
 from gangrun.core.recovery.standing import SUSPECT_S, Look, NodeStands, without_repeated_places
@@ -109,6 +110,9 @@ class _Gang:
         self.orphan_pids: set[int] = set()  # what the warden had just inherited when a rank died
         self.wanted: dict[int, WarmRank] = {}  # standbys, by local rank
         self.stopped_at = math.inf  # from then on ranks fall because of us
+        # As torch.cuda.set_device(LOCAL_RANK) has it. What the processes of a launcher use, only the launcher knows.
+        numbers = order.slots if spec.slots_count else range(0 if spec.per_node else len(order.ranks))
+        self.gpu_numbers = dict(zip(numbers, order.ranks, strict=False))
         self._standing: set[int] = set()  # ranks whose flight recorder was asked for since they stand
 
     def ask_dumps(self, standing: set[int]) -> None:
@@ -157,6 +161,7 @@ class RankGang:
         self._paces, self._growth = RankPaces(spec.trends), NodeFill(spec.trends)
         self._room = NodeRoom()
         self._use_at, self._growths = -math.inf, dict[int, tuple[FillTrend, ...]]()
+        self._gpu_memory: dict[int, tuple[int, int]] = {}  # used of each rank's, and all, read since the last look
         self._ladder: StopLadder | None = None
         self._ports_used: deque[int] = deque(maxlen=64)
         self._facts: deque[facts.Fact] = deque()
@@ -196,7 +201,7 @@ class RankGang:
         self._stands.begin()
         self._paces.begin()
         self._growth.begin()
-        self._growths = {}
+        self._growths, self._gpu_memory = {}, {}
         spec = self._spec
         try:
             gang = self._gang = _Gang(spec, order, self._now, self._people)
@@ -343,13 +348,28 @@ class RankGang:
         steps = {n: one.step if one.step >= 0 else _issued(looks.get(n)) for n, one in taken.items()}
         for n, look in looks.items():
             self._paces.look(n, look.looks, now / 1e9, trains=taken[n].phase not in LONG_PHASES)
+        gpus = self._gpu_use(gang)
         paces, growths = self._paces.take(steps, now / 1e9), self._use(gang, steps, taken)
         return tuple(
             msgspec.structs.replace(
-                sample, is_sampled=n in looks, stand=stands.get(n), pace=paces.get(n), growths=growths.get(n, ())
+                sample,
+                is_sampled=n in looks,
+                stand=stands.get(n),
+                pace=paces.get(n),
+                growths=growths.get(n, ()),
+                gpu=gpus.get(n),
             )
             for n, sample in taken.items()
         )
+
+    def _gpu_use(self, gang: _Gang) -> dict[int, GpuUse]:
+        """How ranks use their GPUs, each time that it was read."""
+        read = self._spec.gpu_use()
+        found = {gang.gpu_numbers[n]: use for n, use in read.items() if n in gang.gpu_numbers}
+        for rank, use in found.items():
+            if use.memory_used_mib >= 0 and use.memory_mib > 0:
+                self._gpu_memory[rank] = use.memory_used_mib << 20, use.memory_mib << 20
+        return found
 
     def _use(
         self, gang: _Gang, steps: Mapping[int, int], taken: Mapping[int, RankSample]
@@ -361,9 +381,9 @@ class RankGang:
             late = now - gang.began_at >= STARTS_WITHIN_S
             trains = [n for n, one in taken.items() if late or steps[n] >= STEPS_MIN_COUNT or one.log_step >= 0]
             if trains:
-                self._growths = self._growth.look(
-                    use_of_node({n: gang.ranks[n].proc.pid for n in trains}, self._room), now
-                )
+                use = use_of_node({n: gang.ranks[n].proc.pid for n in trains}, self._room)
+                memory, self._gpu_memory = {n: self._gpu_memory[n] for n in trains if n in self._gpu_memory}, {}
+                self._growths = self._growth.look(replace(use, gpu=memory), now)
         return self._growths
 
     def take_stacks(self, command: Stacks, within_s: float) -> None:

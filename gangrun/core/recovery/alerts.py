@@ -76,11 +76,20 @@ def told(one: SeenAlert) -> str:
     alert = one.alert
     match alert.kind:
         case AlertKind.SLOW_RANK:
-            more = f", and so {'are' if alert.others_count > 1 else 'is'} {counted(alert.others_count, 'other rank')}"
             return (
-                f"rank {alert.rank} on {alert.node} is {_percent(alert.share)} slower than its peers"
-                f" for {_span(alert.over_s)}{more if alert.others_count else ''}: the others wait for it during"
-                f" {_percent(alert.lost_share)} of the time"
+                f"{_who(alert)} is {_percent(alert.share)} slower than its peers for {_span(alert.over_s)}"
+                f"{_others(alert)}: the others wait for it during {_percent(alert.lost_share)} of the time"
+            )
+        case AlertKind.SLOW_GPU:
+            return (
+                f"{_who(alert)} is {_percent(alert.share)} slower than its peers for {_span(alert.over_s)}"
+                f"{_others(alert)}: {'; '.join(alert.signs)}"
+            )
+        case AlertKind.IDLE_GPU:
+            before, now = alert.rates
+            return (
+                f"the GPU of {_who(alert)} is busy for {_percent(now)} of the time for {_span(alert.over_s)}, and was"
+                f" for {_percent(before)} before in this attempt{_others(alert, ' those of', ' that of')}"
             )
         case AlertKind.SLOWER:
             before, now = alert.rates
@@ -93,6 +102,9 @@ def told(one: SeenAlert) -> str:
         case AlertKind.SHARED_MEMORY:
             rate = f"it grows by {_bytes(alert.per_s * 60)}/min"
             return f"shared memory (/dev/shm) of {alert.node} will be full in {_span(alert.in_s)}: {rate}"
+        case AlertKind.GPU_MEMORY:
+            used = f"{_bytes(alert.used)} of {_bytes(alert.limit)} are used, and {_bytes(alert.per_s * 60)} more"
+            return f"{_who(alert)} will be out of GPU memory in {_span(alert.in_s)}: {used} each minute"
         case AlertKind.FILES:  # pragma: no branch - the enum has no other member
             grow = f"{alert.used} of {alert.limit} are open, and {alert.per_s * 60:.3g} more each minute"
             return f"rank {alert.rank} on {alert.node} will have too many open files in {_span(alert.in_s)}: {grow}"
@@ -103,15 +115,35 @@ def past_words(one: SeenAlert) -> str:
     alert = one.alert
     match alert.kind:
         case AlertKind.SLOW_RANK:
-            return f"rank {alert.rank} on {alert.node} was {_percent(alert.share)} slower than its peers"
+            return f"{_who(alert)} was {_percent(alert.share)} slower than its peers"
+        case AlertKind.SLOW_GPU:
+            return f"{_who(alert)} was {_percent(alert.share)} slower than its peers: {'; '.join(alert.signs)}"
+        case AlertKind.IDLE_GPU:
+            before, now = alert.rates
+            return (
+                f"the GPU of {_who(alert)} was busy for {_percent(now)} of the time, and before for {_percent(before)}"
+            )
         case AlertKind.SLOWER:
             return f"the training was {_percent(alert.share)} slower than before in its attempt"
         case AlertKind.MEMORY:
             return f"the memory of node {alert.node} filled up: {_growth(alert)}"
         case AlertKind.SHARED_MEMORY:
             return f"shared memory (/dev/shm) of {alert.node} grew by {_bytes(alert.per_s * 60)}/min"
+        case AlertKind.GPU_MEMORY:
+            return f"the GPU memory of {_who(alert)} filled up by {_bytes(alert.per_s * 60)}/min"
         case AlertKind.FILES:  # pragma: no branch - the enum has no other member
             return f"rank {alert.rank} on {alert.node} opened {alert.per_s * 60:.3g} more files each minute"
+
+
+def _who(alert: Alert) -> str:
+    """``rank 17 (GPU 3 on n004)``."""
+    return f"rank {alert.rank} " + (f"on {alert.node}" if alert.gpu < 0 else f"(GPU {alert.gpu} on {alert.node})")
+
+
+def _others(alert: Alert, those: str = "", that: str = "") -> str:
+    is_one = alert.others_count == 1
+    more = f", and so {f'is{that}' if is_one else f'are{those}'} {counted(alert.others_count, 'other rank')}"
+    return more if alert.others_count else ""
 
 
 def _growth(alert: Alert) -> str:
@@ -133,13 +165,16 @@ def _bytes(count: float) -> str:
     return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
 
 
+OF_A_RANK = frozenset({AlertKind.SLOW_RANK, AlertKind.SLOW_GPU})
+
+
 # ---- causes ----------------------------------------------------------------------------------------------------------
 
 
 def causes(state: RunState, one: SeenAlert) -> tuple[str, ...]:
-    """Why a rank may be slow: more data than its peers have, and what checks found on its node lately."""
+    """Why a rank may be slow: its GPU, more data than its peers have, and what checks found on its node lately."""
     alert = one.alert
-    if alert.kind is not AlertKind.SLOW_RANK:
+    if alert.kind not in OF_A_RANK:
         return ()
     tokens = alert.more_tokens_share
     data = [f"it trains on {_percent(tokens)} more tokens than its peers"] if tokens >= MORE_TOKENS_MIN_SHARE else []
@@ -150,7 +185,8 @@ def causes(state: RunState, one: SeenAlert) -> tuple[str, ...]:
         for found in reversed(state.slowing)
         if found.node == alert.node and found.slot in (-1, slot) and 0 <= end - found.at + 1 <= FINDINGS_COUNT_FOR_S
     ]
-    return (*data, *found)
+    signs = alert.signs if alert.kind is AlertKind.SLOW_RANK else ()  # else they are in the sentence itself
+    return (*signs, *data, *found)
 
 
 def _slot(state: RunState, alert: Alert) -> int:
@@ -162,9 +198,9 @@ def _slot(state: RunState, alert: Alert) -> int:
 
 def causes_told(state: RunState, one: SeenAlert) -> str:
     """The end of a sentence on an alert; "" for one that has its cause in it."""
-    if one.alert.kind is not AlertKind.SLOW_RANK:
-        return ""
     found = causes(state, one)
+    if not found and one.alert.kind is not AlertKind.SLOW_RANK:
+        return ""
     if not found:
         return f"; no check of {one.alert.node} found a cause"
     return f"; likely {'cause' if len(found) == 1 else 'causes'}: {listed(found)}"

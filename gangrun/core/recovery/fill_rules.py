@@ -1,9 +1,10 @@
-"""Will a node run out of memory, or a rank out of open files? Robust slopes over a window, against what is left.
+"""Will a node run out of memory, or a rank out of open files or GPU memory? Robust slopes, against what is left.
 
 What counts as memory is what the kernel cannot take back: no page of a file, so a data set that is mapped into memory
 does not grow. A series *grows* if its slope (Theil-Sen: the median of the slopes between any two points) is positive,
 and each third of the window lies above the one before it by no less than ``LEVEL_SHARE`` of the step before: what
-fills up after a start and then levels off does not grow, and neither does what varies by more than it grows.
+fills up after a start and then levels off does not grow, and neither does what varies by more than it grows. Memory of
+a GPU must rise in each fifth of the window too: a caching allocator grows by a few large steps, to each new maximum.
 Growth is told if the limit would be reached within ``full_within_s``. The agent asks these rules every few seconds and
 puts what they say into its heartbeats; ``FillAlerts`` (the supervisor's) makes events of it.
 """
@@ -11,7 +12,7 @@ puts what they say into its heartbeats; ``FillAlerts`` (the supervisor's) makes 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import median
@@ -28,7 +29,8 @@ POINTS_MAX_COUNT = 40  # of which slopes are taken
 LEVEL_SHARE = 0.5
 SPREAD_FACTOR = 2.0  # growth in a window is more than what the series varies by anyway
 JUDGED_PER_WINDOW = 20.0
-NOISE_BYTES, NOISE_FILES = 32e6, 16.0  # less in a window is no growth
+NOISE_BYTES, NOISE_GPU_BYTES, NOISE_FILES = 32e6, 100e6, 16.0  # less in a window is no growth
+RISES_MIN_COUNT = 5
 SOONER_SHARE = 0.5
 OTHERS_MIN_SHARE = 0.5  # of what the named rank grows by
 
@@ -47,8 +49,9 @@ class FillTrend(NamedTuple):
 class Series:
     """What grew, over one window."""
 
-    def __init__(self, window_s: float, noise: float) -> None:
-        self._window_s, self._noise = window_s, noise
+    def __init__(self, window_s: float, noise: float, rises_min_count: int = 0) -> None:
+        """``rises_min_count``: equal parts of the window, in each of which it must rise."""
+        self._window_s, self._noise, self._rises_min_count = window_s, noise, rises_min_count
         self._points: deque[tuple[float, float]] = deque()
 
     def add(self, used: float, now: float) -> None:
@@ -67,6 +70,8 @@ class Series:
         first, second, last = median(used[:third]), median(used[third:-third]), median(used[-third:])
         if last - first < self._noise or last - second < LEVEL_SHARE * (second - first) or second <= first:
             return 0.0
+        if not self._rises(points):
+            return 0.0
         every = -(-len(points) // POINTS_MAX_COUNT)
         some = list(points)[::every]
         slope = median((b - a) / (t - s) for (s, a), (t, b) in combinations(some, 2))
@@ -74,6 +79,16 @@ class Series:
         middle = median(rest)
         spread = median(abs(amount - middle) for amount in rest)
         return slope if slope * (points[-1][0] - points[0][0]) > SPREAD_FACTOR * spread else 0.0
+
+    def _rises(self, points: Sequence[tuple[float, float]]) -> bool:
+        """Is it at a new maximum in each part?"""
+        count, (began_at, most), risen = self._rises_min_count, points[0], set[int]()
+        span_s = points[-1][0] - began_at
+        for at, used in points if count else ():
+            if used > most:
+                most = used
+                risen.add(min(count - 1, int(count * (at - began_at) / span_s)))
+        return len(risen) == count
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +100,7 @@ class NodeUse:
     files: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # open in each rank's process, and its limit
     shared_used: int = 0  # of /dev/shm
     shared_left: int = -1
+    gpu: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # used of each rank's GPU, and its memory
 
 
 class NodeFill:
@@ -100,6 +116,8 @@ class NodeFill:
         """Another attempt."""
         self._memory: dict[int, Series] = {}
         self._files: dict[int, Series] = {}
+        self._gpu: dict[int, Series] = {}
+        self._gpu_newest: dict[int, tuple[int, int]] = {}
         self._shared = Series(self._policy.window_s, NOISE_BYTES)
         self._judge_at = -NEVER
         self._found: dict[int, tuple[FillTrend, ...]] = {}
@@ -111,6 +129,9 @@ class NodeFill:
             self._memory.setdefault(rank, Series(window_s, NOISE_BYTES)).add(used, now)
         for rank, (count, _) in use.files.items():
             self._files.setdefault(rank, Series(window_s, NOISE_FILES)).add(count, now)
+        for rank, (used, _) in use.gpu.items():
+            self._gpu.setdefault(rank, Series(window_s, NOISE_GPU_BYTES, RISES_MIN_COUNT)).add(used, now)
+        self._gpu_newest |= use.gpu  # they are read less often
         if use.memory:
             self._shared.add(use.shared_used, now)
         if now >= self._judge_at:
@@ -129,6 +150,11 @@ class NodeFill:
             slope = self._files[rank].per_s()
             if slope > 0 and self._is_soon(in_s := max(0, limit - count) / slope):
                 found.setdefault(rank, []).append(FillTrend(AlertKind.FILES.value, in_s, slope, 0, count, limit))
+        for rank, (held, most) in self._gpu_newest.items():
+            slope = self._gpu[rank].per_s()
+            if slope > 0 and self._is_soon(in_s := max(0, most - held) / slope):
+                trend = FillTrend(AlertKind.GPU_MEMORY.value, in_s, slope, 0, held, most)
+                found.setdefault(rank, []).append(trend)
         slope = self._shared.per_s()
         if use.memory and slope > 0 and use.shared_left >= 0 and self._is_soon(in_s := use.shared_left / slope):
             found.setdefault(min(use.memory), []).append(FillTrend(AlertKind.SHARED_MEMORY.value, in_s, slope))
@@ -166,8 +192,8 @@ class FillAlerts:
             if one.kind in FILL_KINDS:
                 self._open[one.key] = _Told(one, now + one.in_s, now)
 
-    def observe(self, node: str, rank: int, growths: Iterable[FillTrend], now: float) -> None:
-        """What a rank's newest heartbeat tells."""
+    def observe(self, node: str, rank: int, growths: Iterable[FillTrend], now: float, gpu: int = -1) -> None:
+        """What a rank's newest heartbeat tells. ``gpu``: the number of its GPU, if it has told of it."""
         for one in growths:
             if one.kind not in FILL_WORDS:
                 continue  # a newer agent's
@@ -175,7 +201,7 @@ class FillAlerts:
             named = -1 if kind is AlertKind.SHARED_MEMORY else rank
             alert = Alert(
                 kind, node, named, others_count=one.others_count, in_s=one.in_s, per_s=one.per_s, used=one.used,
-                limit=one.limit,
+                limit=one.limit, gpu=gpu if kind is AlertKind.GPU_MEMORY else -1,
             )  # fmt: skip
             known = self._open.get(alert.key)
             if known is None or alert.in_s < (known.full_at - now) * SOONER_SHARE:
@@ -200,5 +226,5 @@ class FillAlerts:
         return [*((alert, False) for alert in fresh), *((alert, True) for alert in over)]
 
 
-FILL_KINDS = frozenset({AlertKind.MEMORY, AlertKind.SHARED_MEMORY, AlertKind.FILES})
+FILL_KINDS = frozenset({AlertKind.MEMORY, AlertKind.SHARED_MEMORY, AlertKind.FILES, AlertKind.GPU_MEMORY})
 FILL_WORDS = frozenset(kind.value for kind in FILL_KINDS)

@@ -161,6 +161,16 @@ class PaceWatch:
             self._intervals.append((now - at, step - before))
         self._advanced = now, step
 
+    @property
+    def slower(self) -> Alert | None:
+        """The training is slower than its own past."""
+        return self._slower
+
+    @property
+    def stragglers(self) -> Mapping[int, Alert]:
+        """The ranks that were told of."""
+        return self._told
+
     def take(self, now: float) -> list[tuple[Alert, bool]]:
         """At the end of a slice: what is new, and (True) what is over."""
         if now < self.due_at:
@@ -213,16 +223,14 @@ class PaceWatch:
             return None
         in_order = sorted(own.values())
         least = in_order[(len(own) - 2) // 2] + self._policy.slow_share  # the median of all others is no lower
-        over = {rank: share - _median_without(in_order, share) for rank, share in own.items() if share >= least}
+        over = {rank: share - median_without(in_order, share) for rank, share in own.items() if share >= least}
         if not over:
             return {}
         bound = self._policy.slow_share
         if len(own) >= SPREAD_RANKS_MIN_COUNT:
-            bound = max(bound, Z_MAX * MAD_TO_SIGMA * _mad(in_order))
+            bound = max(bound, Z_MAX * MAD_TO_SIGMA * mad(in_order))
         usual = sorted(tokens.values())
-        more = {
-            rank: (tokens[rank], _median_without(usual, tokens[rank])) for rank, one in over.items() if one >= bound
-        }
+        more = {rank: (tokens[rank], median_without(usual, tokens[rank])) for rank, one in over.items() if one >= bound}
         return {
             rank: _Share(own[rank], own[rank] - over[rank], mine / others - 1 if others > 0 else 0.0)
             for rank, (mine, others) in more.items()
@@ -263,7 +271,7 @@ class PaceWatch:
             over, self._slower = self._slower, None if back else self._slower
             return [(over, True)] if back else []
         now = median(self._rates)
-        if max(self._rates) > bound or usual - now < Z_MAX * MAD_TO_SIGMA * _mad(sorted(self._past)):
+        if max(self._rates) > bound or usual - now < Z_MAX * MAD_TO_SIGMA * mad(sorted(self._past)):
             return []
         self._slower = Alert(AlertKind.SLOWER, over_s=self._policy.window_s, share=1 - now / usual, rates=(usual, now))
         return [(self._slower, False)]
@@ -282,14 +290,14 @@ SPREAD_RANKS_MIN_COUNT = 4  # of fewer the spread says nothing: the slow one mak
 SHARE_MAX = 9.99  # times slower is not to be told from others that do nothing but wait
 
 
-def _median_without(in_order: Sequence[float], one: float) -> float:
+def median_without(in_order: Sequence[float], one: float) -> float:
     """The median of all others; ``one`` is in the list."""
     low, high = (len(in_order) - 2) // 2, (len(in_order) - 1) // 2
     at = [k + (in_order[k] >= one) for k in (low, high)]
     return (in_order[at[0]] + in_order[at[1]]) / 2
 
 
-def _mad(in_order: list[float]) -> float:
+def mad(in_order: Sequence[float]) -> float:
     """The median distance from the median."""
     middle = median(in_order)
     return median(abs(number - middle) for number in in_order)

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 Parser = Callable[[object], Any]
 NODE_RANKS_MAX_COUNT = 1024
 GROUP_MAX_COUNT = 128  # nodes that code together: up to twice as many do, and the field has 256 elements
+ON_SLOW_RANK = ("alert", "move")
 ON_ANOMALY = ("alert", "checkpoint", "rollback")
 SAVERS = ("checkpointer", "rank0", "all")
 REFILLS = {"off": None, "spare": 0.0}
@@ -204,6 +205,16 @@ def on_anomaly(value: object) -> Any:
         return OnAnomaly(str(value).strip().lower())
     except ValueError:
         raise BadValue(f"{value!r} is not one of {', '.join(ON_ANOMALY)}") from None
+
+
+def on_slow_rank(value: object) -> Any:
+    """What is done about a slow rank, as ``core.model.OnSlowRank``."""
+    from gangrun.core.model import OnSlowRank  # not for --help
+
+    try:
+        return OnSlowRank(str(value).strip().lower())
+    except ValueError:
+        raise BadValue(f"{value!r} is not one of {', '.join(ON_SLOW_RANK)}") from None
 
 
 def notify_addresses(value: object) -> tuple[str, ...]:

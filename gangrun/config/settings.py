@@ -205,6 +205,11 @@ SETTINGS: tuple[Setting, ...] = (
         600.0, "policy.trends.window_s", zero="never",
     ),
     Setting(
+        "on_slow_rank", ValueKind(parsers.on_slow_rank, "alert|move", "", parsers.ON_SLOW_RANK), RECOVERY,
+        "Action on a rank that slows all down; move takes a spare at a checkpoint",
+        "alert", "policy.on_slow_rank",
+    ),
+    Setting(
         "memory_within", TIME, RECOVERY, "Alert if memory, /dev/shm or open files will be full within TIME",
         3600.0, "policy.trends.full_within_s", zero="never",
     ),

@@ -132,6 +132,13 @@ class OnAnomaly(str, Enum):
     ROLLBACK = "rollback"
 
 
+class OnSlowRank(str, Enum):
+    """What is done about a rank or a GPU that slows all ranks down."""
+
+    ALERT = "alert"
+    MOVE = "move"
+
+
 class Level(Enum):
     """How far a checkpoint has been proven."""
 
@@ -266,6 +273,12 @@ class Node:
     addresses: tuple[str, ...] = ()  # of its interfaces: error texts name them
     refill: int = 0  # which refill brought it; 0: it is the job's own. Only those have a voice in who is supervisor
     broken_slots: tuple[BrokenSlot, ...] = ()
+    slow: str = ""  # why it is set aside where another node is free: its ranks are slower than their peers
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Would any node without a mark be better?"""
+        return bool(self.poor or self.slow)
 
     @property
     def away(self) -> bool:

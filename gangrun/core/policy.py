@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gangrun.core.model import OnAnomaly, Savers
+from gangrun.core.model import OnAnomaly, OnSlowRank, Savers
 
 SETTLE_MAX_S = 10.0
 
@@ -100,6 +100,7 @@ class Policy:
     poison_after_steps: int = 10  # so soon after loading it a failure may be the checkpoint's; 0: never
     poison_times_count: int = 2  # the same failure, so often, before it is set aside
     on_anomaly: OnAnomaly = OnAnomaly.ALERT  # a loss that is not finite or blew up, and stays so
+    on_slow_rank: OnSlowRank = OnSlowRank.ALERT  # that slows all others down
     skip_batches_count: int = 0  # global batches that are left out after a rollback
     replica_ranks_count: int = 0  # consecutive ranks that can complete a step without all others; 0: the whole gang
     saves_with: Savers | None = None  # who writes checkpoints; None: told by their format
@@ -181,6 +182,8 @@ def check(policy: Policy) -> None:
         raise PolicyError(f"poison_times_count = {policy.poison_times_count} must be at least 2: once proves nothing")
     if policy.skip_batches_count and policy.on_anomaly is not OnAnomaly.ROLLBACK:
         raise PolicyError(f"skip_batches_count = {policy.skip_batches_count} needs on_anomaly rollback")
+    if policy.on_slow_rank is OnSlowRank.MOVE and not policy.move_suspects:
+        raise PolicyError("on_slow_rank move needs move_suspects")
     _check_trends(policy.trends)
 
 

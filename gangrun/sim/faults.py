@@ -51,7 +51,7 @@ class Kind(Enum):
     FAIL_ALL = "all ranks fail with text at once, amount seconds after the start of each gang"
     REMARK = "ranks on the node, or on all, write text as healthy ranks do, and go on"
     HANG = "one rank waits for ever"
-    SLOW_RANK = "the rank takes amount times as long for its own work"
+    SLOW_RANK = "the rank takes amount times as long for its own work; if it has a GPU, that is throttled"
     KILL_NODE = "node lost for good"
     REBOOT_NODE = "node reboots, back after for_s"
     PAUSE_NODE = "virtual machine paused, its clock stands"

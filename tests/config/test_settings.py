@@ -57,6 +57,7 @@ def test_a_refill_that_cannot_be_is_refused(home: Path, gangrun: Call, text: str
         ("max_restarts = -1", "not a whole number"),
         ('name = "a"\n\nmax-restarts = -1', "gangrun.toml:3: max-restarts: -1 is"),
         ("poison_times = 1", "one failure proves nothing"),
+        ('on_slow_rank = "race"', "'race' is not one of alert, move"),
         ("nproc_per_node = 99999999999999999999", "a node has at most 1024 ranks"),
         ("max_restarts = [", "is not TOML"),
         ('hang_timeout = "soon"', "is not a time"),

@@ -120,7 +120,7 @@ def test_open_files_and_shared_memory_count_against_their_own_limits() -> None:
     ("used", "per_s"),
     [
         (lambda now: 20 * GB + int(20e6 * now), 20e6),  # a leak: a segment of 200 MB every ten seconds
-        (lambda now: 20 * GB + 4 * GB * min(15, int(now // 40)), 0),  # a cache that filled up, and is flat
+        (lambda now: 20 * GB + 5 * GB * min(10, int(now // 30)), 0),  # a cache that fills up in five minutes
         (lambda now: 70 * GB, 0),
         (lambda now: 20 * GB + 15 * GB * (int(now > 230) + int(now > 430)), 0),  # two new maxima
         (lambda now: 60 * GB + (5 * GB if now % 100 < 50 else 0), 0),
@@ -133,7 +133,10 @@ def test_memory_of_a_gpu_that_rises_all_the_time_is_told_and_a_cache_of_its_allo
         gpu = {3: (used(now), 80 * GB), 4: (GB, 80 * GB)} if now % 10 == 0 else {}
         return NodeUse({3: GB, 4: GB}, 48 * GB, gpu=gpu)
 
-    found = grown(use, for_s=1300)
+    growth, found = NodeFill(POLICY), dict[int, tuple[FillTrend, ...]]()
+    for now in range(0, 1300, 5):
+        found = growth.look(use(float(now)), float(now))
+        assert per_s or found == {}, now
     assert [(rank, one.kind, one.per_s) for rank, told in found.items() for one in told] == (
         [(3, "GPU memory", pytest.approx(per_s, rel=0.05))] if per_s else []
     )

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.core.actions import StopGang
+from gangrun.core.actions import CheckNodes, SaveGang, StopGang
 from gangrun.core.events import (
     AgentJoined,
     AgentRejoined,
+    AlertSeen,
     CheckpointSeen,
     FindingRaised,
     GangStarted,
@@ -22,9 +23,9 @@ from gangrun.core.events import (
     ProgressStalled,
     StoreStalled,
 )
-from gangrun.core.evidence import NodeFinding
-from gangrun.core.model import After, Phase
-from gangrun.core.policy import Policy
+from gangrun.core.evidence import Alert, AlertKind, NodeFinding
+from gangrun.core.model import After, OnSlowRank, Outcome, Phase
+from gangrun.core.policy import Policy, PolicyError
 from tests.core.life import BUG, Life, fatal, saved
 
 PENDING = "gpu 2 has a memory row that waits for a reset to be remapped"
@@ -272,3 +273,114 @@ def test_the_spare_may_be_gone_by_then() -> None:
     life.stopped()
     assert life.phase is Phase.WAITING
     life.says("restarting, which the restart budget", "1 node usable, 2 needed")
+
+
+# ---- nodes whose ranks are slow --------------------------------------------------------------------------------------
+
+MOVE = Policy(on_slow_rank=OnSlowRank.MOVE, test_suspects=True)
+
+
+def slow(life: Life, node: str = "n1", rank: int = 2, *, over: bool = False, after_s: float = 0.1, **more: int) -> None:
+    kind = AlertKind.SLOW_GPU if rank % 2 else AlertKind.SLOW_RANK
+    alert = Alert(kind, node, rank, 600.0, share=0.3, lost_share=0.2, signs=("its clock is low",), **more)  # type: ignore[arg-type]
+    life.on(AlertSeen(life.state.attempt.number, alert, over), after_s)
+
+
+def test_by_policy_a_spare_takes_the_place_of_a_node_with_a_slow_rank_and_the_node_is_tested_and_set_aside() -> None:
+    life = with_spares(policy=MOVE)
+    slow(life)
+    life.says(
+        "rank 2 on n1 is 30 % slower", "s0 takes the place of n1 at the next checkpoint, which all ranks are asked"
+    )
+    assert life.last(SaveGang).attempt == 0
+    slow(life)
+    assert life.count(SaveGang) == 1, "told again, and asked once"
+    life.save(10)
+    life.says("s0 takes the place of n1, a suspect that still works", "n1: rank 2 on n1 is 30 % slower")
+    life.stopped()
+    assert life.last(CheckNodes) == CheckNodes(("n1",), "thorough", life.last(CheckNodes).rounds)
+    life.again(saved(10))
+    assert life.started().placement.nodes == ("n0", "s0")
+    assert (life.state.attempts[0].outcome, life.state.health.excluded) == ("moved", {})
+    assert sum(life.state.budget.used.values()) == 0
+    life.on(GangStarted(1))
+    life.on(NodeChecked("n1", True, "", "2 devices"))
+    life.says("was suspected (rank 2 on n1 is 30 % slower", "its devices work", "it may be used again")
+    life.exit(0, signal=9)
+    life.stopped()
+    assert life.state.attempt.placement is not None
+    life.again(saved(10))
+    assert life.started().placement.nodes == ("n0", "s0"), "it is taken last"
+
+
+def test_without_a_spare_nothing_moves_until_there_is_one_and_never_twice_in_an_hour() -> None:
+    life = with_spares(0, policy=MOVE)
+    slow(life)
+    life.says("n1 stays in use: no healthy node is free to take its place")
+    life.save(10)
+    assert (life.phase, life.count(SaveGang)) == (Phase.RUNNING, 0)
+    for k in range(2):
+        life.on(AgentJoined(f"s{k}", f"i-s{k}", f"b-s{k}", 2))
+        life.on(NodeChecked(f"s{k}", True))
+    relieved(life, 20)
+    slow(life, "n0", 1)
+    life.says("its clock is low; n0 stays in use: at most 1 such replacement is allowed within an hour")
+    life.save(30)
+    assert life.phase is Phase.RUNNING
+    slow(life, "n0", 1, after_s=3600.0)
+    life.says("s1 takes the place of n0 at the next checkpoint")
+    life.save(40)
+    assert life.state.underway.after is After.MOVE
+
+
+def test_a_rank_that_is_as_fast_as_the_others_again_stays() -> None:
+    life = with_spares(policy=MOVE)
+    slow(life)
+    slow(life, rank=3)
+    slow(life, rank=3, over=True)
+    assert life.state.roster.nodes["n1"].slow, "rank 2 is slow"
+    slow(life, over=True)
+    assert not life.state.roster.nodes["n1"].slow
+    life.save(10)
+    assert life.phase is Phase.RUNNING
+    life.on(AlertSeen(0, Alert(AlertKind.SLOWER, rates=(2.0, 1.0)), False))
+    life.on(AlertSeen(0, Alert(AlertKind.SLOWER, rates=(2.0, 1.0)), True))
+    assert life.answer.outcome is Outcome.APPLIED
+
+
+@pytest.mark.parametrize(
+    ("policy", "alert", "words"),
+    [
+        (Policy(), {}, ""),
+        (replace(MOVE, observe=True), {}, ""),
+        (MOVE, {"node": "n9"}, ""),
+        (MOVE, {"others_count": 2}, "n1 stays in use: more ranks are slow than it has"),
+    ],
+)
+def test_nobody_moves_unasked_or_for_what_is_no_nodes_own(policy: Policy, alert: dict[str, object], words: str) -> None:
+    life = with_spares(policy=policy)
+    slow(life, **alert)  # type: ignore[arg-type]
+    assert "takes the place" not in life.reason and words in life.reason
+    life.save(10)
+    assert (life.phase, life.count(SaveGang)) == (Phase.RUNNING, 0)
+
+
+def test_a_slow_rank_moves_nobody_while_its_gang_stops_and_a_reboot_clears_its_node() -> None:
+    life = with_spares(policy=MOVE)
+    slow(life)
+    life.on(AgentRejoined("n1", "i-2", "b-n1", 2, "it died"))
+    assert life.state.roster.nodes["n1"].slow
+    slow(life, "n0", 0)
+    assert "takes the place" not in life.reason
+    life.on(AgentRejoined("n1", "i-3", "b-9", 2, "the node has booted"))
+    assert life.state.roster.nodes["n1"].slow == ""
+
+
+def test_a_move_tests_no_device_if_the_user_turned_tests_off() -> None:
+    life = with_spares(policy=replace(MOVE, test_suspects=False))
+    slow(life)
+    life.save(10)
+    life.stopped()
+    assert not life.state.roster.nodes["n1"].trial and life.state.roster.nodes["n1"].slow
+    with pytest.raises(PolicyError, match="on_slow_rank move needs move_suspects"):
+        Policy(on_slow_rank=OnSlowRank.MOVE, move_suspects=False)

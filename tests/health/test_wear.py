@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,25 @@ def test_the_bus(tmp_path: Path) -> None:
     nothing = node.read_bus(HealthSurroundings(tmp_path / "nothing", Scripted()))
     assert then("host_pressure", nothing).words == "the kernel does not measure pressure (PSI)"
     assert then("host_pcie_errors", nothing).severity is UNKNOWN
+
+
+def stat(root: Path, steal: object) -> NodeFacts:
+    line = f"1 2 3 4 5 6 7 {steal} 9 10\n"
+    write(root, {"proc/stat": f"cpu  {line}cpu0 {line}cpu1 {line}intr 12 0 3\n"})
+    return node.read_bus(HealthSurroundings(root, Scripted()))
+
+
+def test_cpu_time_that_a_hypervisor_took(tmp_path: Path) -> None:
+    ticks_per_s = os.sysconf("SC_CLK_TCK")  # of two CPUs
+    before = stat(tmp_path, 5000)
+    assert then("host_steal", before).severity is UNKNOWN
+    assert then("host_steal", stat(tmp_path, 5000 + 2 * 5 * ticks_per_s), before).severity is OK, "5 s of 60"
+    taken = then("host_steal", stat(tmp_path, 5000 + 2 * 15 * ticks_per_s), before)
+    assert (taken.severity, "gave the CPUs to other machines for 25 % of the last 60 s" in taken.words) == (WARN, True)
+    for odd in ("?", ""):
+        assert then("host_steal", stat(tmp_path, odd), before).severity is UNKNOWN
+    (tmp_path / "proc/stat").write_text("cpu 1 2\n")
+    assert node.read_bus(HealthSurroundings(tmp_path, Scripted())).missing[node.NODE]["stolen_ns"]
 
 
 # ---- mounts ----------------------------------------------------------------------------------------------------------

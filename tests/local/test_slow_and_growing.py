@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from gangrun.node.processes import host_name
 from tests.local.harness import Box
 from tests.local.test_broken_gpu import GPUS_COUNT, Driver
+from tests.local.test_grow import signal_host
 
 # ``HEALTHY`` steps first, of which now and then one takes much longer on a rank drawn by chance. From there on rank 1
 # has more work in each step than its peers, and rank 0 keeps memory and files.
@@ -139,3 +141,53 @@ def test_what_gpus_say_of_themselves_names_the_one_that_slows_all_ranks_down(box
     assert kinds == {"slow GPU", "slower", "GPU memory", "idle GPU"}
     box.may_end.touch()
     assert box.end() == 0, box.told()
+
+
+# One rank on each node; in attempt 1 rank 1 has more work where it begins, and not where it is moved to.
+ONE_IS_SLOW = """
+    import os, time
+    import torch, torch.distributed as dist
+    import gangrun
+    dist.init_process_group("gloo")
+    slow, ends = dist.get_rank() == 1 and os.environ["GANGRUN_ATTEMPT"] == "1", torch.zeros(1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with gangrun.Checkpointer(os.environ["SAVES"], model=model, optimizer=optimizer, every_steps=10**9) as checkpointer:
+        step = checkpointer.resume()
+        while not ends.item():
+            time.sleep(0.15 if slow else 0.05)
+            loss = model(torch.randn(4, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            ends.fill_(float(os.path.exists(os.environ["MAY_END"])))
+            dist.all_reduce(ends)
+            if checkpointer.step(step, loss=float(loss)).stop:
+                break
+            step += 1
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_spare_takes_the_place_of_the_node_whose_rank_is_slow_if_the_user_wants_it(box: Box) -> None:
+    """Four nodes train; one falls silent. Of the other three only two can take part, so the third is a spare."""
+    options = ("--nodes", "4", "--min-nodes", "2", "--world-multiple-of", "2", "--local-hosts", "--trend-window", "20s")
+    saves, nodes = box.work / "saves", [f"{host_name()}-{k}" for k in range(4)]
+    box.start(
+        *options, "--nproc-per-node", "1", "--on-slow-rank", "move", "--checkpoint-dir", saves,
+        box.script(ONE_IS_SLOW), environment={"SAVES": str(saves)},
+    )  # fmt: skip
+    box.until_status("steps", lambda found: (found["step"] or 0) > 20, 90)
+    signal_host(box, signal.SIGSTOP, nodes[3])
+    box.until_status("the move", lambda found: len(found["attempts"]) == 3 and found["state"] == "RUNNING", 60)
+    moved = box.status()
+    assert [one["outcome"] for one in moved["attempts"]] == ["node silent", "moved", "running"], moved
+    placed = [one["nodes"] for one in moved["attempts"]]
+    assert placed == [nodes, nodes[:2], [nodes[0], nodes[2]]], "the spare has the place of the slow node"
+    assert (moved["attempts"][2]["resumed_from_step"] or 0) > 20 and nodes[1] not in str(moved["excluded"])
+    signal_host(box, signal.SIGCONT, nodes[3])
+    assert box.end() == 0, box.told()
+    told = f"{nodes[2]} takes the place of {nodes[1]} at the next checkpoint, which all ranks are asked for now"
+    assert told in " ".join(box.explain().split())

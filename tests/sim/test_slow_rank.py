@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from gangrun.core.evidence import AlertKind
-from gangrun.core.model import Phase
+from gangrun.core.model import OnSlowRank, Phase
 from gangrun.core.policy import TrendPolicy
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
 
@@ -47,3 +49,51 @@ def test_a_gang_whose_ranks_are_alike_has_no_alert() -> None:
     one = world(FaultPlan().fail_at(100.0, Kind.SLOW_RANK, rank=SLOW, amount=1.1))
     state = one.run().state
     assert state is not None and state.phase is Phase.SUCCEEDED and state.alerts == (), one.story()
+
+
+def on_gpus(plan: FaultPlan, *, spares: int = 0, moves: bool = False, seed: int = 3) -> World:
+    """Four ranks whose collectives are NCCL's: only their GPUs tell which of them is slow."""
+    script = Script(steps_count=900, checkpoint_every_count=100, on_gpus=True, saves_when_asked=True)
+    usual = Setup.of(4, script=script)
+    what = OnSlowRank.MOVE if moves else OnSlowRank.ALERT
+    policy = replace(usual.policy, trends=TrendPolicy(window_s=100.0), on_slow_rank=what)
+    pool_count = usual.pool_count + spares
+    return World(replace(usual, policy=policy, spares_count=spares, pool_count=pool_count), plan, seed)
+
+
+THROTTLED = FaultPlan().fail_at(400.0, Kind.SLOW_RANK, rank=SLOW, amount=1.5)
+
+
+def test_with_nccl_the_throttled_gpu_is_named_by_its_clock_and_no_rank_by_its_pace() -> None:
+    one = on_gpus(THROTTLED)
+    state = one.run().state
+    assert state is not None and state.phase is Phase.SUCCEEDED, one.story()
+    found = {seen.alert.kind: seen.alert for seen in state.alerts}
+    assert found.keys() == {AlertKind.SLOW_GPU, AlertKind.SLOWER}, one.story()
+    slow = found[AlertKind.SLOW_GPU]
+    assert (slow.rank, slow.signs) == (SLOW, ("its clock is 1,320 MHz, the others' 1,980 (HW thermal slowdown)",))
+    assert 0.45 < slow.share < 0.55 and len(state.attempts) == 1
+
+
+def test_gpus_that_are_alike_are_no_alert() -> None:
+    state = on_gpus(FaultPlan().fail_at(400.0, Kind.SLOW_RANK, rank=SLOW, amount=1.05)).run().state
+    assert state is not None and state.phase is Phase.SUCCEEDED and state.alerts == ()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_where_the_user_wants_it_a_spare_takes_the_throttled_gpus_place_once(seed: int) -> None:
+    one = on_gpus(THROTTLED, spares=1, moves=True, seed=seed)
+    state = one.run().state
+    assert state is not None and state.phase is Phase.SUCCEEDED, one.story()
+    assert [attempt.outcome for attempt in state.attempts] == ["moved", "succeeded"], one.story()
+    before, after = (attempt.nodes for attempt in state.attempts)
+    slow = next(seen.alert.node for seen in state.alerts if seen.alert.kind is AlertKind.SLOW_GPU)
+    assert slow in before and slow not in after and len(set(before) & set(after)) == 3
+    assert state.health.excluded == {} and state.budget.total_count == 0, "it is set aside, and no restart is charged"
+    assert state.roster.nodes[slow].slow and len([seen for seen in state.alerts if seen.attempt == 1]) == 0
+
+
+def test_without_a_spare_nobody_moves() -> None:
+    one = on_gpus(THROTTLED, moves=True)
+    state = one.run().state
+    assert state is not None and [attempt.outcome for attempt in state.attempts] == ["succeeded"], one.story()

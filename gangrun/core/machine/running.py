@@ -286,15 +286,22 @@ def anomaly_seen(state: RunState, event: AnomalySeen, now: float, policy: Policy
 
 
 def alert_seen(state: RunState, event: AlertSeen, now: float, policy: Policy) -> Decision:
-    """Somebody should look; gangrun stops nothing for it."""
-    del policy
+    """Somebody should look. If the user wants it, a node with a slow rank is left at the next checkpoint."""
     if not may_hold_ranks(state):
         return refused(state, NOT_LAUNCHED)
     if event.is_over:
         state, over = alerts.ended(state, event.alert, now)
-        return ignored(state, "no such alert is open") if over is None else stay(state, alerts.past_words(over))
+        if over is None:
+            return ignored(state, "no such alert is open")
+        return stay(planned_replacement.not_slow(state, event.alert), alerts.past_words(over))
     state, one = alerts.noted(state, event.alert, now)
-    return stay(state, f"{alerts.told(one)}{alerts.causes_told(state, one)}", loud=state.phase is Phase.RUNNING)
+    reason = f"{alerts.told(one)}{alerts.causes_told(state, one)}"
+    what = ""
+    if event.alert.kind in alerts.OF_A_RANK:
+        state, what, saves = planned_replacement.slow(state, event.alert, alerts.told(one), now, policy)
+        if saves:
+            return stay(state, f"{reason}{what}", SaveGang(state.attempt.number, ""), loud=True)
+    return stay(state, f"{reason}{what}", loud=state.phase is Phase.RUNNING)
 
 
 def checkpoint_seen(state: RunState, event: CheckpointSeen, now: float, policy: Policy) -> Decision:

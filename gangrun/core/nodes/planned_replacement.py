@@ -1,7 +1,8 @@
 """Nodes that still work and are to be left: at the next checkpoint another node takes their place.
 
 A person drains a node: it gets no rank any more, and the ranks that it has are asked to save and then move off it, to a
-free node, to fewer nodes, or to the next job. The rest is about suspects, which are replaced if a better node is free.
+free node, to fewer nodes, or to the next job. The rest is about suspects, which are replaced if a better node is free;
+by policy, nodes whose ranks are slower than their peers are too.
 
 Pure, like all of core. Poor hardware is no reason to break off a step. What only an administrator's hand cures, what a
 GPU itself asks for, and two signs against one GPU are reason enough to let a healthy spare take the node's place once a
@@ -16,20 +17,21 @@ from dataclasses import dataclass, replace
 
 from gangrun.core.actions import Decision, SaveGang
 from gangrun.core.events import DrainRequested
-from gangrun.core.evidence import Evidence, NodeFinding, traits_of
+from gangrun.core.evidence import Alert, Evidence, NodeFinding, traits_of
 from gangrun.core.machine.transitions import close_attempt, may_hold_ranks, refused, stay, stop_all
-from gangrun.core.model import After, Exclusion, Node, Outcome, Phase, Placement, RunState
-from gangrun.core.nodes import placement, quarantine, roster, standing
+from gangrun.core.model import After, Exclusion, Node, OnSlowRank, Outcome, Phase, Placement, RunState
+from gangrun.core.nodes import device_test, placement, quarantine, roster, standing
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import choose
-from gangrun.core.text import NAMES_COUNT, one_line
+from gangrun.core.recovery import alerts, choose
+from gangrun.core.text import NAMES_COUNT, counted, one_line
 
 CURES = frozenset({"reset", "reboot", "rma"})  # the hardware does not get well by itself
 A_GPU = re.compile(
     r"gpu \d+"
 )  # and none of its links: they count what comes and goes, and what befalls their other end
 MOVED = "moved"  # what became of an attempt that was stopped for it
+SLOW_MAX_COUNT = 1  # nodes that are replaced within an hour because their ranks are slow
 GROWN = "grown"  # the same, of one that was stopped only to go on with more nodes: no cap counts it
 
 
@@ -118,24 +120,27 @@ def _plan(state: RunState, before: Placement, now: float, policy: Policy) -> _Pl
         return _Plan(drained, requeues=True)
     after = placed.nodes if isinstance(placed, Placement) else ()
     leaving = tuple(name for name in before.nodes if name not in after)
-    if not drained and not any(state.roster.nodes[name].due for name in leaving):
+    marked = [state.roster.nodes[name] for name in leaving]
+    if not drained and not any(node.due or node.slow for node in marked):
         return _Plan(why_not="no healthy node is free to take its place")
-    gone = [name for name in leaving if not state.roster.nodes[name].poor and name not in drained]
+    gone = [node.name for node in marked if not node.is_doubtful and node.name not in drained]
     if gone:
         return _Plan(why_not=f"{fold(gone)} cannot be used either, and it is not known yet for how long")
     if drained:
         return _Plan(leaving, tuple(name for name in after if name not in before.nodes))
-    cap = quarantine.cap_count(len(state.roster.nodes), policy)
+    cap = quarantine.cap_count(len(state.roster.nodes), policy) if any(node.due for node in marked) else SLOW_MAX_COUNT
     moves = [one for one in state.attempts if one.outcome == MOVED and (one.ended or 0.0) > now - quarantine.HOUR_S]
     if len(moves) >= cap:
-        return _Plan(why_not=f"at most {cap} such replacements are allowed within an hour")
+        return _Plan(
+            why_not=f"at most {counted(cap, 'such replacement')} {'is' if cap == 1 else 'are'} allowed within an hour"
+        )
     return _Plan(leaving, tuple(name for name in after if name not in before.nodes))
 
 
 def proven(state: RunState, before: Placement) -> Mapping[str, Node]:
     """The nodes that hold ranks, and of the others those that passed their checks and show nothing poor."""
     nodes = state.roster.nodes.items()
-    return {name: node for name, node in nodes if before.holds(name) or (node.checked and not node.poor)}
+    return {name: node for name, node in nodes if before.holds(name) or (node.checked and not node.is_doubtful)}
 
 
 def _drained(state: RunState, before: Placement, now: float) -> tuple[str, ...]:
@@ -163,6 +168,31 @@ def foreseen(state: RunState, name: str, now: float, policy: Policy) -> str:
         return f"; it stays in use: {plan.why_not}"
     what = f"replaced by {fold(plan.coming)} at the next checkpoint"
     return f"; observing only, so it stays in use; else it would be {what}" if policy.observe else f"; it is {what}"
+
+
+def slow(state: RunState, alert: Alert, why: str, now: float, policy: Policy) -> tuple[RunState, str, bool]:
+    """A rank is slower than its peers, and the user wants its node left. The node is set aside, and excluded from
+    nothing. Returns the state, what becomes of it in words, and whether all ranks are to be asked to save for it.
+    """
+    placed = state.attempt.placement
+    wanted = policy.on_slow_rank is OnSlowRank.MOVE and state.phase is Phase.RUNNING and not policy.observe
+    if not wanted or placed is None or not placed.holds(alert.node):
+        return state, "", False
+    if alert.others_count >= len(placement.ranks_of_node(placed, alert.node)):
+        return state, f"; {alert.node} stays in use: more ranks are slow than it has", False
+    was_known = bool(state.roster.nodes[alert.node].slow)
+    state = roster.found_slow(state, alert.node, why)
+    plan = _plan(state, placed, now, policy)
+    if plan.why_not:
+        return state, f"; {alert.node} stays in use: {plan.why_not}", False
+    asks = "" if was_known else ", which all ranks are asked for now"
+    return state, f"; {_whither(plan)} at the next checkpoint{asks}", not was_known
+
+
+def not_slow(state: RunState, alert: Alert) -> RunState:
+    """The alert is over: its node need not be left, unless another one on it is open."""
+    others = [one.alert for one in alerts.open_ones(state) if one.alert.kind in alerts.OF_A_RANK]
+    return state if any(one.node == alert.node for one in others) else roster.found_slow(state, alert.node, "")
 
 
 def is_new(before: RunState, after: RunState, name: str, now: float, policy: Policy) -> bool:
@@ -200,7 +230,8 @@ def at_checkpoint(decision: Decision, now: float, policy: Policy) -> Decision:
         by = standing.active(state.health.excluded, now)[drained[0]].drained_by
         told = f"{by} drains {fold(drained)}: {_whither(plan)}"
         return stop_all(state, now, policy, After.MOVE, f"{decision.reason}; {told}")  # they were asked to save before
-    why = {name: one_line(state.roster.nodes[name].due or state.roster.nodes[name].poor) for name in plan.leaving}
+    marks = {name: state.roster.nodes[name] for name in plan.leaving}
+    why = {name: one_line(node.due or node.slow or node.poor) for name, node in marks.items()}
     told = "; ".join(f"{name}: {why[name]}" for name in plan.leaving[:NAMES_COUNT])
     who = "suspects that still work" if len(plan.leaving) > 1 else "a suspect that still works"
     reason = (
@@ -217,6 +248,10 @@ def moved(state: RunState, now: float, policy: Policy) -> Decision:
     placed, before = placement.place_now(state, now), state.attempt.placement
     where = f" on {fold(placed.nodes)}" if isinstance(placed, Placement) else ""
     grows = isinstance(placed, Placement) and before is not None and set(before.nodes) < set(placed.nodes)
+    if before is not None and isinstance(placed, Placement) and policy.test_suspects:
+        left = [name for name in before.nodes if name not in placed.nodes and state.roster.nodes[name].slow]
+        for name in left:
+            state = device_test.begun(state, (name,), one_line(state.roster.nodes[name].slow))
     closed = close_attempt(state, now, GROWN if grows else MOVED, state.reason)
     why = f"attempt {state.attempt.number} was stopped to {'use more nodes' if grows else 'replace nodes'}"
     why += f"; restarting{where}, which the restart budget does not count"

@@ -42,6 +42,7 @@ def joined(state: RunState, event: AgentJoined | AgentRejoined) -> RunState:
         checked=True if kept is not None and kept.checked is True else None,
         poor=old.poor if same_boot and old is not None else "",
         due=old.due if same_boot and old is not None else "",
+        slow=old.slow if same_boot and old is not None else "",
         trial=back if kept is None else kept.trial,
         addresses=event.addresses,
         refill=event.refill,
@@ -128,6 +129,11 @@ def found_poor(state: RunState, found: NodeFinding, due: str) -> RunState:
     if not found.poor:
         return state
     return _with(state, found.node, poor=found.sentence, **({"due": due} if due else {}))
+
+
+def found_slow(state: RunState, name: str, why: str) -> RunState:
+    """The roster with a node whose ranks are slower than their peers; "": they are not."""
+    return _with(state, name, slow=why)
 
 
 def _is_unchecked(node: Node) -> bool:

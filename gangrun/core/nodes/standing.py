@@ -84,8 +84,8 @@ def standing_of(node: Node, excluded: Mapping[str, Exclusion], shape: Shape) -> 
         what, more = ("GPU", f": {broken}") if broken else ("slot", "")
         why = f"has only {counted(whole_count, what)} of the {shape.slots_needed} needed{more}"
         return NodeStanding(StandingKind.TOO_SMALL, why)
-    if node.due:
-        return NodeStanding(StandingKind.TO_BE_REPLACED, node.due)
+    if node.due or node.slow:
+        return NodeStanding(StandingKind.TO_BE_REPLACED, node.due or node.slow)
     return NodeStanding(StandingKind.SUSPECT, node.poor) if node.poor else NodeStanding(StandingKind.USABLE)
 
 

@@ -24,7 +24,7 @@ SLOWING_CHECKS = frozenset(
         "gpu_pcie_replays", "gpu_ecc_corrected", "gpu_ecc_growth", "gpu_remapped", "gpu_leftovers", "gpu_fabric",
         "nvlink_state", "nvlink_errors", "nvlink_speed", "ib_state", "ib_rate", "ib_flaps", "ib_errors",
         "ib_congestion", "ib_peers", "host_memory", "host_memory_errors", "host_load", "host_processes",
-        "host_pressure", "host_pcie_errors", "storage_answers", "dcgm_health", "active_gemm_speed",
+        "host_pressure", "host_steal", "host_pcie_errors", "storage_answers", "dcgm_health", "active_gemm_speed",
         "active_bandwidth", "active_copies",
     }
 )  # fmt: skip

@@ -323,6 +323,9 @@ COUNTERS = (("fatal", "TOTAL_ERR_FATAL"), ("nonfatal", "TOTAL_ERR_NONFATAL"))
 DEVICES_MAX_COUNT = 512
 AER_MAX_BYTES = 2048
 WAITED = {"memory": "memory", "io": "disks or file servers"}  # kinds of pressure
+STAT_MAX_BYTES = 1 << 18
+STEAL, TICKS_PER_S = 8, os.sysconf("SC_CLK_TCK")  # field of a line of /proc/stat, behind the CPU's name
+STOLEN_SHARE = 0.1
 _FULL = re.compile(r"^full avg10=\S+ avg60=(\d{1,3}(?:\.\d+)?)", re.MULTILINE)
 
 
@@ -346,7 +349,19 @@ def read_bus(around: HealthSurroundings) -> NodeFacts:
             values[NODE][f"{what}_wait_share"] = float(match[1]) / 100
         else:
             missing[NODE][f"{what}_wait_share"] = "the kernel does not measure pressure (PSI)"
+    if (stolen_ns := _stolen_ns(text_of(around.root / "proc/stat", STAT_MAX_BYTES))) is not None:
+        values[NODE]["stolen_ns"] = stolen_ns
+    else:
+        missing[NODE]["stolen_ns"] = "/proc/stat does not say"
     return NodeFacts(values, missing)
+
+
+def _stolen_ns(stat: str) -> int | None:
+    """CPU time that the hypervisor gave to other machines, as a mean of all CPUs."""
+    lines = [line.split() for line in stat.splitlines() if line.startswith("cpu")]
+    cpus_count = sum(words[0] != "cpu" for words in lines)
+    ticks = next((words[STEAL] for words in lines if words[0] == "cpu" and len(words) > STEAL), "")
+    return int(ticks) * 10**9 // TICKS_PER_S // cpus_count if ticks.isdigit() and cpus_count else None
 
 
 BUS = CheckSubject(
@@ -365,6 +380,10 @@ PRESSURE = tuple(
           f"time of the last minute in which all processes waited for {words}", "Ranks are slowed down",
           needs=Needs.NONE)
     for what, words in WAITED.items()
+)  # fmt: skip
+STOLEN = Bound(
+    "stolen_ns", STOLEN_SHARE, WARN, "the hypervisor gave the CPUs to other machines", "Ranks are slowed down",
+    BoundMeasure.SHARE_OF_TIME, needs=Needs.NONE,
 )  # fmt: skip
 KERNEL = CheckSubject(Scope.NODE, CauseClass.EITHER, Needs.REBOOT, Sticky.BOOT)
 OOM = CheckSubject(Scope.NODE, CauseClass.APPLICATION, Needs.RESTART)
@@ -409,8 +428,10 @@ BUS_FAMILY = CheckFamily(
         Check("host_pressure", "bus", "the host does not stand still",
               Rows(PRESSURE, lambda p: f"<= {p.pressure_share * 100:.0f} % of a minute",
                    "memory {memory_wait_share}, io {io_wait_share}", each=True), 60.0, HOST),
+        Check("host_steal", "bus", "the CPUs are this machine's own",
+              Rows((STOLEN,), f"<= {STOLEN_SHARE * PERCENT:.0f} % of the time", "{most}"), 60.0, HOST),
     ),
-    counters=frozenset(name for name, _ in COUNTERS),
+    counters=frozenset({*(name for name, _ in COUNTERS), "stolen_ns"}),
 )  # fmt: skip
 NAMES_FAMILY = CheckFamily(
     "names",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gangrun.core.evidence import ErrorReport, RankExit
+from gangrun.core.recovery.gpu_rules import GpuUse
 from gangrun.core.recovery.pace_rules import Pace
 from gangrun.sim.body.checkpoints import CheckpointFs, Name
 from gangrun.sim.engine.clock import NodeClock, Scheduled, Timeline
@@ -19,6 +20,8 @@ from gangrun.sim.engine.process import SimProcess
 from gangrun.wire.messages import LiveRank, RankSample
 
 STEPPING = 2
+HEALTHY_GPU = GpuUse(0, 97, 60_000, 81_559, 1980, 0, 650, 700, 16, 5, 61)
+HW_THERMAL_SLOWDOWN = 0x48
 OWN_SHARE = 0.9  # of a step, in which a rank does not wait for others
 
 
@@ -49,6 +52,7 @@ class Script:
     saves_when_asked: bool = False  # all ranks save a step together when they are told to, and train on
     victims_after_s: float = 3.0  # a peer of a dead rank fails with a collective error; 0: never
     behaviours: tuple[Behaviour, ...] = ()
+    on_gpus: bool = False  # NCCL's collectives: which rank waits shows nowhere, and what GPUs say of themselves is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +277,17 @@ class SimGang:
             return None
         done, now = self._progress, self.timeline.now
         self._settle(now)
-        return Pace(round(1000 * now), round(1000 * done.slow_own_s.get(rank, done.own_s)), self.step())
+        own_s = done.own_s if self.script.on_gpus else done.slow_own_s.get(rank, done.own_s)
+        return Pace(round(1000 * now), round(1000 * own_s), self.step())
+
+    def _gpu(self, rank: int) -> GpuUse | None:
+        """A slow rank's is throttled."""
+        if not self.script.on_gpus or not self.stepping:
+            return None
+        factor = self.slow.get(rank, 1.0)
+        return HEALTHY_GPU._replace(
+            clock_mhz=round(HEALTHY_GPU.clock_mhz / factor), reasons=HW_THERMAL_SLOWDOWN if factor > 1 else 0
+        )
 
     def ask(self, node: str, step: int) -> None:
         """One node's ranks are told to save this step, or their next one if they have done it."""
@@ -373,7 +387,7 @@ class SimGang:
         first = self._progress.first_step if self._progress.has_stepped else -1
         return RankSample(
             rank.rank, step, STEPPING, max(0, step), 0, busy, letter, first, kept_step=self.kept_step,
-            pace=self._pace(rank.rank),
+            pace=self._pace(rank.rank), gpu=self._gpu(rank.rank),
         )  # fmt: skip
 
 

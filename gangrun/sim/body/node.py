@@ -292,10 +292,13 @@ class SimNode:
             self.agent.unpark()
 
     def keeps_talking(self) -> bool:
-        """Rank 0's node tells of every step, and all nodes while a rank is slow; of a gang that makes no step there is
-        nothing new between two changes.
+        """Rank 0's node tells of every step, and all nodes while a rank is slow, or of their GPUs; of a gang that makes
+        no step there is nothing new between two changes.
         """
-        return any(rank.alive and (rank.rank == 0 or rank.gang is None or rank.gang.slow) for rank in self.ranks)
+        return any(
+            rank.alive and (rank.rank == 0 or rank.gang is None or rank.gang.slow or rank.gang.script.on_gpus)
+            for rank in self.ranks
+        )
 
     # ---- ranks --------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ import pytest
 
 from gangrun.core.evidence import Alert, AlertKind
 from gangrun.core.policy import TrendPolicy
-from gangrun.core.recovery.gpu_rules import NEVER, GpuUse, GpuWatch, read_every_s
+from gangrun.core.recovery.gpu_rules import GpuUse, GpuWatch, read_every_s
+from gangrun.core.recovery.pace_rules import NEVER
 
 POLICY = TrendPolicy(window_s=100.0)
 SLICE_S, EVERY_S = 20.0, 5.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from gangrun.core import actions as core_actions
 from gangrun.core import events as core_events
 from gangrun.core.events import AgentJoined, FindingRaised, NodeChecked, ProgressStalled, RankFinished, StacksTaken
-from gangrun.core.evidence import NodeFinding, RankObservation, RankStack
+from gangrun.core.evidence import Alert, AlertKind, NodeFinding, RankObservation, RankStack
 from gangrun.core.policy import Policy
 from gangrun.display.event_words import done, ranks_words, seen
 from gangrun.display.explain_page import explained, page
@@ -105,6 +105,11 @@ def test_every_event_and_action_has_words() -> None:
         assert done(action)
 
     check()
+
+
+def test_every_alert_has_words() -> None:
+    told = [seen(core_events.AlertSeen(0, Alert(kind, "n1", 3)), 5.0) for kind in AlertKind]
+    assert all(words.startswith("rank 3 on n1: ") for words in told) and len(set(told)) == len(AlertKind)
 
 
 def test_ranks_are_folded() -> None:

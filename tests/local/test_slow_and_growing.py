@@ -141,6 +141,7 @@ def test_what_gpus_say_of_themselves_names_the_one_that_slows_all_ranks_down(box
     assert kinds == {"slow GPU", "slower", "GPU memory", "idle GPU"}
     box.may_end.touch()
     assert box.end() == 0, box.told()
+    assert f"seen rank 1 on {here}: a GPU that slows all ranks down" in " ".join(box.explain().split())
 
 
 # One rank on each node; in attempt 1 rank 1 has more work where it begins, and not where it is moved to.

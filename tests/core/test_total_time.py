@@ -104,7 +104,8 @@ def test_of_a_job_that_went_away_only_what_its_journal_shows_counts(alone: bool)
     life.on(ProgressMarked(0, 3), after_s=20.0)
     term = TermTaken(1, life.state.job if alone else "k", (), (), 0, alone=alone, seq=0 if alone else 1)
     life.on(term, after_s=3000.0)
-    assert life.state.training == TrainingTime(pytest.approx(20.0))
+    assert life.state.training.running_since is None
+    assert life.state.training.trained_s == pytest.approx(20.0)
 
 
 def test_a_new_supervisor_of_the_same_job_goes_on_counting() -> None:
@@ -289,5 +290,14 @@ def test_times_in_words(seconds: float, words: str) -> None:
 def test_no_node_is_waited_for_when_the_time_is_used() -> None:
     life = spent(running(Policy(total_time_s=TOTAL_S)), TOTAL_S - 0.1)
     life.on(NodeLost("n1", life.now - 30, "its lease is over"))
+    life.stopped()
+    assert life.phase is Phase.TIME_UP
+
+
+def test_a_free_start_does_not_begin_when_the_time_is_used() -> None:
+    """A new supervisor found an attempt that the journal does not know."""
+    life = spent(running(), TOTAL_S - 0.1)
+    life.on(TermTaken(1, life.state.job, (), (), 3))
+    assert life.state.underway.after is After.AGAIN
     life.stopped()
     assert life.phase is Phase.TIME_UP

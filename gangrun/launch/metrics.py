@@ -87,12 +87,12 @@ def serve(paths: RunPaths, address: str, port: int, say: Callable[[str], None]) 
         def log_message(self, *words: object) -> None:
             pass
 
-    class Server(ThreadingHTTPServer):
+    class MetricsServer(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
 
     host = f"[{address}]" if ":" in address else address
     try:
-        server = Server((address, port), Handler)
+        server = MetricsServer((address, port), Handler)
     except OSError as error:
         words = f"cannot listen on {host}:{port}: {error.strerror or error}"
         hint = "--port 0 takes any free port; --address must be an address of this host"

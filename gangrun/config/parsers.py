@@ -17,6 +17,7 @@ NODE_RANKS_MAX_COUNT = 1024
 GROUP_MAX_COUNT = 128  # nodes that code together: up to twice as many do, and the field has 256 elements
 ON_SLOW_RANK = ("alert", "move")
 ON_ANOMALY = ("alert", "checkpoint", "rollback")
+SDC_CHECK = ("off", "saves")
 SAVERS = ("checkpointer", "rank0", "all")
 REFILLS = {"off": None, "spare": 0.0}
 REFILL_MAX_S = 7 * 24 * 3600.0
@@ -215,6 +216,16 @@ def on_slow_rank(value: object) -> Any:
         return OnSlowRank(str(value).strip().lower())
     except ValueError:
         raise BadValue(f"{value!r} is not one of {', '.join(ON_SLOW_RANK)}") from None
+
+
+def sdc_check(value: object) -> Any:
+    """What ranks compare, as ``core.model.SdcCheck``."""
+    from gangrun.core.model import SdcCheck  # not for --help
+
+    try:
+        return SdcCheck(str(value).strip().lower())
+    except ValueError:
+        raise BadValue(f"{value!r} is not one of {', '.join(SDC_CHECK)}") from None
 
 
 def notify_addresses(value: object) -> tuple[str, ...]:

@@ -201,6 +201,11 @@ SETTINGS: tuple[Setting, ...] = (
         0, "policy.skip_batches_count", zero="none",
     ),
     Setting(
+        "sdc_check", ValueKind(parsers.sdc_check, "off|saves", "", parsers.SDC_CHECK), RECOVERY,
+        "Compare weights that ranks hold in copies, at each save",
+        "off", "policy.sdc_check",
+    ),
+    Setting(
         "trend_window", TIME, RECOVERY, "Alert on slow ranks, slow training or growing memory seen for TIME",
         600.0, "policy.trends.window_s", zero="never",
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from gangrun.core.evidence import Alert, Anomaly, NodeFinding, RankExit, RankObservation, RankStack
+from gangrun.core.evidence import Alert, Anomaly, NodeFinding, RankExit, RankObservation, RankStack, SelfChecks
 from gangrun.core.model import BrokenSlot, CheckpointRef, Inventory, Met, Origin
 
 
@@ -173,6 +173,7 @@ class RankFinished:
     total_steps: int = -1  # of the whole run, as it reported or printed
     loss: float | str | None = None  # the last that it told; what JSON cannot hold is a word
     anomalies: tuple[Anomaly, ...] = ()  # of its loss and gradient norm, over the whole attempt
+    checks: SelfChecks | None = None  # what its own checks found
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +213,16 @@ class AnomalySeen:
     node: str
     anomaly: Anomaly
     ranks_count: int = 1  # that report it
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCheckFailed:
+    """The supervisor's table: a check in the script found something, as ``rank`` tells."""
+
+    attempt: int
+    rank: int
+    node: str
+    checks: SelfChecks
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,6 +467,7 @@ Event = (
     | FirstStepSeen
     | ProgressMarked
     | AnomalySeen
+    | SelfCheckFailed
     | AlertSeen
     | ProgressStalled
     | StacksTaken

@@ -46,6 +46,7 @@ class RankExit:
     loss: float | str | None = None  # the last that it told; what JSON cannot hold is a word
     script_ended: bool = False  # Python had run the script to its end, and all that was to follow it
     anomalies: tuple[Anomaly, ...] = ()  # of its loss and gradient norm, over the whole attempt
+    checks: SelfChecks | None = None  # what its own checks found
     memory: str = ""  # if the kernel killed it for memory: which rank of the node held how much, in words
 
     @property
@@ -146,6 +147,35 @@ class AnomalyStop:
     sentence: str
     is_final: bool  # the run ends; else it goes back to a checkpoint from before it
     is_data: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Ranks that hold copies of the same numbers compared them, and they differ; see ``recovery.self_checks``."""
+
+    step: int  # of the save at which they were compared
+    agreed_step: int  # of the newest save before it at which all agreed, or that all had loaded; -1: none
+    name: str  # of the first tensor that differs
+    tensors_count: int  # that differ
+    copies_count: int  # ranks that were compared
+    agreeing_count: int  # the most of them that hold the same
+    odd: tuple[int, ...] = ()  # ranks that do not; of two copies both; (): no majority tells them from the others
+
+
+@dataclass(frozen=True, slots=True)
+class SelfChecks:
+    """What checks in the training script found in this attempt; each the newest of its kind."""
+
+    divergence: Divergence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SeenDivergence:
+    """A divergence, and when it was told."""
+
+    attempt: int
+    divergence: Divergence
+    at: float
 
 
 class AlertKind(Enum):
@@ -297,4 +327,5 @@ class Evidence:
     started_over: tuple[int, int] | None = None  # (first step seen, resumed step)
     shown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # row -> two nodes at most of ranks we stopped
     anomaly: AnomalyStop | None = None
+    divergence: Divergence | None = None  # of copies: those from there on are not to be used
     unfinished: str = ""  # all ranks ended with 0: why that is not the end of the run

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
-from gangrun.core.evidence import Evidence, NodeFinding, Reported, SeenAlert, SeenAnomaly
+from gangrun.core.evidence import Evidence, NodeFinding, Reported, SeenAlert, SeenAnomaly, SeenDivergence
 from gangrun.core.versions import Ranks
 
 
@@ -108,6 +108,7 @@ class Cause(Enum):
     KILLED = "killed"  # by a signal from outside
     NUMERICAL = "numerical"  # the loss is not finite or blew up
     DATA = "data"  # the same, at the same batches again
+    SILENT_CORRUPTION = "silent corruption"  # copies of the same numbers differ
 
 
 class Cure(Enum):
@@ -137,6 +138,13 @@ class OnSlowRank(str, Enum):
 
     ALERT = "alert"
     MOVE = "move"
+
+
+class SdcCheck(str, Enum):
+    """What ranks that hold copies of the same numbers compare, in search of silent data corruption."""
+
+    OFF = "off"
+    SAVES = "saves"  # the weights and the optimizer's state, at each save
 
 
 class Level(Enum):
@@ -623,6 +631,7 @@ class RunState:
     store_stalled_since: float | None = None
     marks: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # node -> (incarnation, newest seq)
     anomalies: tuple[SeenAnomaly, ...] = ()  # of the training's numbers, oldest first
+    divergences: tuple[SeenDivergence, ...] = ()  # of copies that ranks compared, oldest first
     alerts: tuple[SeenAlert, ...] = ()  # of its speed and resources, oldest first
     slowing: tuple[NodeFinding, ...] = ()  # findings that may explain why a rank is slow, oldest first
 

@@ -14,6 +14,7 @@ from gangrun.core.checkpoints import flush_to_disk
 from gangrun.core.evidence import AlertKind, RankExit, RankObservation, RankStack
 from gangrun.core.model import CheckpointRef, Inventory
 from gangrun.core.nodeset import fold
+from gangrun.core.recovery import self_checks
 from gangrun.core.text import counted, listed, one_line, signal_name, step_words
 from gangrun.runs.failures import RANK_STATES
 
@@ -93,8 +94,8 @@ def seen(event: ev.Event, at: float) -> str:
             return _of_ranks(event)
         case ev.FirstStepSeen() | ev.ProgressMarked() | ev.ProgressStalled() | ev.StacksTaken() | ev.AlertSeen():
             return _of_progress(event)
-        case ev.AnomalySeen(anomaly=found):
-            return f"rank {event.rank} on {event.node} reported a {found.what} of {found.value} at step {found.step}"
+        case ev.AnomalySeen() | ev.SelfCheckFailed():
+            return _of_numbers(event)
         case (
             ev.Notice()
             | ev.ActDone()
@@ -231,6 +232,14 @@ def _of_progress(
         case ev.AlertSeen(alert=alert):
             where = f"rank {alert.rank} on {alert.node}" if alert.rank >= 0 else alert.node or "all ranks"
             return f"{where}: {_ALERTS[alert.kind]}{', but no more' if event.is_over else ''}"
+
+
+def _of_numbers(event: ev.AnomalySeen | ev.SelfCheckFailed) -> str:
+    match event:
+        case ev.AnomalySeen(anomaly=found):
+            return f"rank {event.rank} on {event.node} reported a {found.what} of {found.value} at step {found.step}"
+        case ev.SelfCheckFailed(checks=checks):
+            return self_checks.past_words(checks.divergence) if checks.divergence is not None else "no check failed"
 
 
 def _observations(observations: Iterable[RankObservation]) -> str:

@@ -57,6 +57,8 @@ class NoticeReader:
             self._starts = True
         if record.kind == "AnomalySeen" and (record.event.get("anomaly") or {}).get("lasting"):
             yield NewsItem("attention", f"anomaly-{key}", f"{name}: the training looks bad", record.reason, "warning")
+        if record.kind == "SelfCheckFailed":
+            yield NewsItem("attention", f"check-{key}", f"{name}: silent corruption", record.reason, "warning")
         if record.phase == record.was:
             return
         match record.phase:

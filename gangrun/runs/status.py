@@ -16,7 +16,7 @@ import msgspec
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import RunPaths, read_notifications
-from gangrun.core.evidence import LOSS, NORM, SeenAlert, SeenAnomaly
+from gangrun.core.evidence import LOSS, NORM, SeenAlert, SeenAnomaly, SeenDivergence
 from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, Phase, RunState
 from gangrun.core.nodes.standing import active
 from gangrun.core.nodeset import natural_sort
@@ -203,6 +203,20 @@ class AnomalyStatus(msgspec.Struct, frozen=True, kw_only=True):
     words: str
 
 
+class DivergenceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks that hold copies of the same weights compared them at a save, and they differed."""
+
+    attempt: int
+    step: int
+    agreed_step: int | None  # of the newest save at which they agreed; null: none is known
+    odd_ranks: tuple[int, ...]  # that differ from most; of two copies both; empty: no majority
+    copies: int
+    agreeing: int
+    tensor: str  # the first that differed
+    tensors: int
+    words: str
+
+
 class AlertStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A slow rank, a training that became slower, or a node that runs out of something."""
 
@@ -242,6 +256,7 @@ class Status(msgspec.Struct, kw_only=True):
     loss: float | str | None = None  # "NaN" and the infinities are words: JSON has no such numbers
     grad_norm: float | str | None = None
     anomalies: tuple[AnomalyStatus, ...] = ()  # of loss and gradient norm, over all attempts
+    divergences: tuple[DivergenceStatus, ...] = ()  # of weights that ranks compared (--sdc-check), over all attempts
     alerts: tuple[AlertStatus, ...] = ()  # of speed and resources, over all attempts
     total_steps: int | None = None
     steps_per_s: float | None = None
@@ -409,6 +424,7 @@ def _add_state(status: Status, reading: RunSnapshot, state: RunState, now: float
     for name in figures.__struct_fields__:
         setattr(status, name, getattr(figures, name))
     status.anomalies = tuple(map(_anomaly, state.anomalies))
+    status.divergences = tuple(map(_divergence, state.divergences))
     status.alerts = tuple(_alert(one, state, walls.wall) for one in state.alerts)
     status.lost_s = lost_s(state.attempts)
     status.checkpoint = _checkpoint(state.checkpoints.newest, reading)
@@ -437,6 +453,17 @@ def _anomaly(seen: SeenAnomaly) -> AnomalyStatus:
     return AnomalyStatus(
         attempt=seen.attempt, rank=seen.rank, node=seen.node, kind=one.kind.value, what=one.what, value=one.value,
         since_step=one.since_step, step=one.step, reports=one.count, lasting=one.lasting, words=past_words(seen),
+    )  # fmt: skip
+
+
+def _divergence(seen: SeenDivergence) -> DivergenceStatus:
+    from gangrun.core.recovery.self_checks import past_words  # most runs have none, and do not wait for it
+
+    one = seen.divergence
+    return DivergenceStatus(
+        attempt=seen.attempt, step=one.step, agreed_step=one.agreed_step if one.agreed_step >= 0 else None,
+        odd_ranks=one.odd, copies=one.copies_count, agreeing=one.agreeing_count, tensor=one.name,
+        tensors=one.tensors_count, words=past_words(one),
     )  # fmt: skip
 
 

@@ -17,8 +17,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gangrun.core.events import AlertSeen, AnomalySeen, Event, FirstStepSeen, FlushDue, ProgressMarked, ProgressStalled
-from gangrun.core.evidence import AlertKind, Anomaly, AnomalyKind, StateFigures
+from gangrun.core.events import (
+    AlertSeen,
+    AnomalySeen,
+    Event,
+    FirstStepSeen,
+    FlushDue,
+    ProgressMarked,
+    ProgressStalled,
+    SelfCheckFailed,
+)
+from gangrun.core.evidence import AlertKind, Anomaly, AnomalyKind, SelfChecks, StateFigures
 from gangrun.core.model import Phase, RunState
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import alerts
@@ -263,6 +272,8 @@ class GangProgress:
         self._first_told = False
         self._anomalies = GangAnomalies(self._attempt, ANOMALY_BEATS * self._policy.timing.beat_every_s)
         self._alerts = GangAlerts(self._policy, now)
+        self._checks: dict[int, SelfChecks] = {}  # of each rank whose checks found something, as it was told last
+        self._checks_due: list[Event] = []
         self._kept = -1, 0  # the newest step in memory, and how many lost nodes it bears
         self._figures = GangFigures(self._total_steps)
         self._advanced_at: float | None = None
@@ -336,7 +347,10 @@ class GangProgress:
                 self._printed = max(self._printed, reading.log_step)
                 if reading.log_first_step >= 0 and self._printed_first is None:
                     self._printed_first = reading.log_first_step, reading.total_steps
-            if reading.anomalies or reading.pace is not None or reading.growths or reading.gpu is not None:
+            if (
+                reading.anomalies or reading.pace is not None or reading.growths
+                or reading.gpu is not None or reading.checks is not None
+            ):  # fmt: skip
                 self._observe_signals(row.node, reading, now)
         self._first = known_first
         self._note_steps(row, (low, top), printed, now)
@@ -360,6 +374,9 @@ class GangProgress:
         for anomaly in reading.anomalies:
             self._anomalies.observe(node, reading.rank, anomaly, now)
         self._alerts.observe(node, reading, now)
+        if reading.checks is not None and reading.checks != self._checks.get(reading.rank):
+            self._checks[reading.rank] = reading.checks
+            self._checks_due.append(SelfCheckFailed(self._attempt, reading.rank, node, reading.checks))
 
     def _measure_pace(self, now: float) -> None:
         """Over some heartbeats: nodes may tell of two steps at one moment, and a stalled loop hears many at once."""
@@ -427,7 +444,7 @@ class GangProgress:
             return NEVER
         if self.first_step_due or self._unreported_first_due:
             return -NEVER
-        if self._prints_first:
+        if self._prints_first or self._checks_due:
             return -NEVER
         marks = self._top > self._marked or self._prints_farther
         return min(self._judge_at, self._mark_at if marks else NEVER, self._anomalies.due_at, self._alerts.due_at)
@@ -456,6 +473,8 @@ class GangProgress:
             self._mark_at = now + self._policy.progress_mark_every_s
             told.append(self._mark(self._printed, printed=True))
         told.extend(self._anomalies.take(now))
+        told.extend(self._checks_due)
+        self._checks_due = []
         told.extend(self._alerts.take(state, now))
         if now >= self._judge_at:
             told.extend(self._judged(state, now))

@@ -33,6 +33,7 @@ from gangrun.training.memory import saving as memory_saving
 from gangrun.training.ranks import RankGroup, ScriptCall
 from gangrun.training.save import delta
 from gangrun.training.save.plan import Grouping, Planning
+from gangrun.training.save.replicas import Comparison, copies_of
 from gangrun.training.save.saver import Retention, Save, Saver, SaveStatus, refused_directory, take_directory
 from gangrun.training.save.schedule import Every, FailuresSeen, LastSave, Schedule, Steps
 from gangrun.training.save.snapshot import HostBuffer, Snapshot
@@ -146,7 +147,11 @@ class Checkpointer:
             memory_every, self._ranks, self._clock, seen, mtbf_s=mtbf_s, early=every is None
         )  # fmt: skip
         self._memory, self._memory_failure = memory, ""
-        self._saver = Saver(RankGroup(), self._staging, self._clock, writing, keeping, memory, self._save_status())
+        background = RankGroup()
+        self._comparison = Comparison(background) if environment.compares_saves() else None
+        self._saver = Saver(
+            background, self._staging, self._clock, writing, keeping, memory, self._save_status(), self._comparison
+        )
         self._saves: list[Save] = []
         self._steps = Steps()
         self._proven_readable = self._closed = False
@@ -207,6 +212,8 @@ class Checkpointer:
         self._schedule.resumed(trained_s)
         self._steps.resumed_from(step)
         self._keeping.resumed_from(step)
+        if self._comparison is not None:
+            self._comparison.agreed_step = step  # all ranks have loaded the same
         return step + 1
 
     def step(self, step: int, loss: SupportsFloat | None = None, grad_norm: SupportsFloat | None = None) -> Requests:
@@ -294,6 +301,8 @@ class Checkpointer:
             self._saver.give_back(buffer)
             raise
         save = Save(step, snapshot, buffer, in_memory=in_memory)
+        if self._comparison is not None and not self._comparison.stopped and not in_memory:
+            save.copies = copies_of(self._parts)
         self._saver.write(save)
         self._saves.append(save)
         (self._memory_schedule if in_memory else self._schedule).saved(self._clock.now() - began)

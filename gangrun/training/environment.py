@@ -67,6 +67,11 @@ def skipped_batches() -> tuple[tuple[int, int], ...]:
     return tuple((int(after), int(count)) for after, count in pairs)
 
 
+def compares_saves() -> bool:
+    """Do ranks that hold copies of the same weights compare them at each save (``--sdc-check``)?"""
+    return os.environ.get("GANGRUN_COMPARES_SAVES", "") == "1"
+
+
 def run_id() -> str:
     """The run's id; "" outside gangrun."""
     return os.environ.get("GANGRUN_RUN", "")

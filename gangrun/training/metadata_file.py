@@ -35,13 +35,15 @@ def describe(
     *,
     world_size: int,
     wall: float,
+    replicas: str = "",
 ) -> tuple[bytes, Manifest]:
     """The content of ``.metadata`` and the manifest of a save whose parts all ranks have written. Rank 0 alone."""
     metadata = dump_metadata(plan, parts, nonce)
     rows = chain.from_iterable(part.rows for part in parts)
     manifest = Manifest(
         step=step, nonce=nonce, run=staging.run, term=staging.term, attempt=staging.attempt, world_size=world_size,
-        made_by=f"torch {torch.__version__}", written_wall=wall, files=(*rows, row_of(METADATA_NAME, metadata)),
+        made_by=f"torch {torch.__version__}", written_wall=wall, replicas=replicas,
+        files=(*rows, row_of(METADATA_NAME, metadata)),
     )  # fmt: skip
     return metadata, manifest
 

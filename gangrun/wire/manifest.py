@@ -20,6 +20,7 @@ MANIFEST_MAX_BYTES = 256 * 1024 * 1024
 CHUNK_BYTES = 16 * 1024 * 1024
 CHUNK_MIN_BYTES = 4096
 STEP_MAX = 10**18
+AGREED, DIFFER = "agreed", "differ"
 SAVE_ID_PREFIX = "gangrun-"  # torch's .metadata bears the nonce too, so that a manifest that was lost is missed
 
 _CRC_HEX_COUNT = 8
@@ -61,6 +62,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int = 1
     made_by: str = ""
     written_wall: float = 0.0  # seconds since 1970, for people
+    replicas: str = ""  # AGREED or DIFFER: ranks that held copies compared them at this save; "": nobody did
     chunk_bytes: int = CHUNK_BYTES
     files: tuple[FileRow, ...] = ()
 

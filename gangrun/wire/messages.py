@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gangrun.core.checkpoints.memory import Holding
-from gangrun.core.evidence import Anomaly, RankStack
+from gangrun.core.evidence import Anomaly, RankStack, SelfChecks
 from gangrun.core.model import BrokenSlot, Met
 from gangrun.core.recovery.fill_rules import FillTrend
 from gangrun.core.recovery.gpu_rules import GpuUse
@@ -73,6 +73,7 @@ class RankSample(msgspec.Struct, frozen=True, array_like=True):
     pace: Pace | None = None  # its own time, told now and then
     growths: tuple[FillTrend, ...] = ()  # what it or its node will run out of
     gpu: GpuUse | None = None  # its GPU, told each time that it was read
+    checks: SelfChecks | None = None  # what its own checks found in this attempt
 
 
 class AgentEvent(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ stored whole. A page of an older agent has no ring, and a script that does not k
       28  script  saved                   i64  1 + the step that was saved for request ``handled``; 0: none
       29  script  total_steps             i64  steps of the whole run; 0: not known
       30  script  tokens                  i64  tokens trained on, over the whole run; 0: not known
+      31  script  findings                i64  so often it wrote what its own checks found into the file beside the slot
   from 32  script  ring                    the newest 256 reports: step i64, loss f64, gradient norm f64
 """
 
@@ -57,6 +58,7 @@ W_KEPT_LOSSES = 27
 W_SAVED = 28
 W_TOTAL_STEPS = 29
 W_TOKENS = 30
+W_FINDINGS = 31
 W_RING, W_REPORT = 32, 3  # where it begins, and words of one report
 FULL_BYTES = SIZE_BYTES + RING_COUNT * W_REPORT * 8
 NEVER_REPORTED = 0x7FF8_0000_6E6F_6E65  # as a float it is a NaN that no arithmetic makes
@@ -107,6 +109,7 @@ class SlotReading:
     saved_step: int = -1
     total_steps: int = -1
     tokens_count: int = -1
+    findings_count: int = 0
     torn: bool = False
 
 
@@ -233,7 +236,7 @@ class ProgressPage:
         return self._reading(before, torn=True)
 
     def _once(self) -> tuple[int, ...]:
-        return tuple(self._words.ints[: W_TOKENS + 1])
+        return tuple(self._words.ints[: W_FINDINGS + 1])
 
     @staticmethod
     def _reading(words: tuple[int, ...], *, torn: bool) -> SlotReading:
@@ -254,6 +257,7 @@ class ProgressPage:
             saved_step=words[W_SAVED] - 1,
             total_steps=words[W_TOTAL_STEPS] or -1,
             tokens_count=words[W_TOKENS] or -1,
+            findings_count=words[W_FINDINGS],
             torn=torn,
         )
 
@@ -299,6 +303,27 @@ def _number(word: int) -> float | None:
 
 def _is_finite(report: Report) -> bool:
     return all(number is None or math.isfinite(number) for number in (report.loss, report.grad_norm))
+
+
+FINDINGS_MAX_BYTES = 65_536
+
+
+def write_findings(slot_path: str, words: Words, findings: bytes) -> None:
+    """The script's: ``evidence.SelfChecks`` as JSON. OSError if there is no room for the file."""
+    path = Path(f"{slot_path}.findings")
+    written = path.with_suffix(".new")
+    written.write_bytes(findings)
+    written.replace(path)
+    words.ints[W_FINDINGS] += 1
+
+
+def read_findings(slot_path: str) -> bytes:
+    """The agent's; b"" if there are none."""
+    try:
+        with Path(f"{slot_path}.findings").open("rb") as file:
+            return file.read(FINDINGS_MAX_BYTES)
+    except OSError:
+        return b""
 
 
 def attach(path: str) -> Words:

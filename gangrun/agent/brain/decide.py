@@ -428,7 +428,7 @@ class AgentBrain:
         if ended.code == 0 and not ended.by_us:  # a script that is asked to stop may well end with 0: no success
             told = RankFinished(
                 fact.attempt, ended.rank, ended.node, ended.at, ended.step, ended.log_reach, ended.log_step,
-                ended.total_steps, ended.loss, ended.anomalies,
+                ended.total_steps, ended.loss, ended.anomalies, ended.checks,
             )  # fmt: skip
             return self._tell(told, now)
         return self._tell(RankExited(fact.attempt, ended), now)

@@ -22,7 +22,7 @@ import msgspec
 
 from gangrun.agent.ranks.environment import RankFiles
 from gangrun.agent.ranks.logs import RankLogs
-from gangrun.core.evidence import Anomaly, ErrorReport, RankExit
+from gangrun.core.evidence import Anomaly, ErrorReport, RankExit, SelfChecks
 from gangrun.core.recovery.error_rules import SHELL_SIGNAL_BASE, marked
 from gangrun.core.text import cut_middle, json_number
 from gangrun.node.boot import CAUSE_MAX_CHARS, CHAIN_MAX_COUNT, TEXT_MAX_CHARS, looks_collective, signature
@@ -395,6 +395,16 @@ class WatchedRank:
         return LiveRank(self.rank, self.proc.pid, self.proc.start_ticks)
 
 
+class Reports(Protocol):
+    """What a rank says of itself; see ``observe.ScriptReports``."""
+
+    def anomalies(self) -> tuple[Anomaly, ...]:
+        """Of its loss and gradient norm, over the whole attempt."""
+
+    def checks(self) -> SelfChecks | None:
+        """What its own checks found."""
+
+
 def watch(
     rank: WatchedRank,
     logs: RankLogs,
@@ -403,13 +413,13 @@ def watch(
     now: Callable[[], float],
     tell: Callable[[RankExit], None],
     orphaned: Callable[[], None] = lambda: None,
-    anomalies: Callable[[], tuple[Anomaly, ...]] = tuple,
+    reports: Reports | None = None,
     memory: Callable[[], str] = str,
 ) -> None:
     """Start the thread; ``tell`` is called from it, once. What fails from ``stopped_at`` on does so because of us.
 
     ``orphaned`` is called from it too, at the very moment of the death: workers that end because their rank did must be
-    noted before they are gone. ``anomalies``: of the rank's loss, once all that it printed is read.
+    noted before they are gone. ``reports``: what the rank says of itself, once all that it printed is read.
     ``memory``: who of the node held how much, asked for if the kernel killed it for memory.
     """
 
@@ -437,7 +447,8 @@ def watch(
             script_ended=rank.files.script_ended.exists(),
             tail=() if ours else words.tail,
             written_at=words.written_at,
-            anomalies=anomalies(),
+            anomalies=reports.anomalies() if reports is not None else (),
+            checks=reports.checks() if reports is not None else None,
             memory=memory() if was_oom else "",
         )
         before = None

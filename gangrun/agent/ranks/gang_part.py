@@ -26,8 +26,8 @@ from gangrun.agent.ranks.environment import AttemptFiles, GangSpec, RankPlace, r
 from gangrun.agent.ranks.exits import READ_WITHIN_S, OomCounter, WatchedRank, memory_words, watch
 from gangrun.agent.ranks.logs import RankLogs
 from gangrun.agent.ranks.observe import (
-    LossReports,
     NodeRoom,
+    ScriptReports,
     look_at,
     memory_bytes,
     new_children,
@@ -101,7 +101,7 @@ class _Gang:
         )  # fmt: skip
         self.oom = OomCounter()
         self.ranks: dict[int, WatchedRank] = {}
-        self.losses: dict[int, LossReports] = {}
+        self.told: dict[int, ScriptReports] = {}
         self.began_at = now()
         self.memory_at, self.memory = 0.0, dict[int, int]()  # when it was looked at, and bytes by rank
         self.seen: dict[int, Proc] = {}  # children that ranks were seen to have, by pid
@@ -224,7 +224,7 @@ class RankGang:
                 self._now,
                 lambda how: self._tell(facts.RankEnded(gang.attempt, how)),
                 lambda: gang.orphan_pids.update(new_children(spec.warden_pid, {}) if spec.warden_pid else ()),
-                gang.losses[started.rank].anomalies,
+                gang.told[started.rank],
                 lambda: memory_words(gang.memory, self._now() - gang.memory_at),
             )
         return tuple(rank.live for rank in gang.ranks.values())
@@ -259,7 +259,7 @@ class RankGang:
             child.stderr.close()
         else:
             gang.logs.say(f"rank {rank} is debugged: what it prints went to {debugged} and is not here")
-        gang.losses[rank] = LossReports(rank, slot, gang.logs)
+        gang.told[rank] = ScriptReports(rank, slot, gang.logs)
         gang.ranks[rank] = WatchedRank(rank, spec.node, child, proc, slot, files, spec.through_boot, page)
         if IMPORTS_FILE in environment and not debugged:
             tag = f"{tag_prefix(spec.run, spec.node)}standby:{place.local_rank}"
@@ -337,7 +337,7 @@ class RankGang:
             gang.seen |= new_children(rank.proc.pid, gang.seen)
         gang.look_for_locks()
         taken = {
-            n: reading(n, rank.proc.pid, rank.slot.read(), gang.logs, gang.losses[n].anomalies(), wrapped=wrapped)
+            n: reading(n, rank.proc.pid, rank.slot.read(), gang.logs, gang.told[n], wrapped=wrapped)
             for n, rank in gang.ranks.items()
             if not rank.ended.is_set()
         }

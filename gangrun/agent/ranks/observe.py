@@ -10,6 +10,7 @@ speaks. The whole dump goes into the run directory.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -23,7 +24,7 @@ import msgspec
 
 from gangrun.agent.ranks.exits import WatchedRank, oom_file
 from gangrun.agent.ranks.logs import RankLogs
-from gangrun.core.evidence import Anomaly, Collective, RankStack
+from gangrun.core.evidence import Anomaly, Collective, RankStack, SelfChecks
 from gangrun.core.recovery import flight_recorder
 from gangrun.core.recovery.fill_rules import NodeUse
 from gangrun.core.recovery.loss_rules import LossWatch
@@ -32,14 +33,15 @@ from gangrun.node import place_page
 from gangrun.node.boot import STACK_SIGNAL_OFFSET
 from gangrun.node.processes import Proc, kill, read_proc
 from gangrun.wire.messages import RankSample
-from gangrun.wire.progress import ProgressPage, SlotReading
+from gangrun.wire.progress import ProgressPage, SlotReading, read_findings
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 TREE_MAX_COUNT = 64
 
 
-class LossReports:
-    """What one rank says of its loss and gradient norm, read as it comes and put to the rules.
+class ScriptReports:
+    """What one rank says of its loss and gradient norm, read as it comes and put to the rules, and what its own checks
+    found.
 
     A heartbeat reads it, and once more the thread that sees the rank's end: a loss in the last second counts too.
     """
@@ -47,6 +49,8 @@ class LossReports:
     def __init__(self, rank: int, slot: ProgressPage, logs: RankLogs) -> None:
         self._rank, self._slot, self._logs = rank, slot, logs
         self._watch, self._lock = LossWatch(), threading.Lock()
+        self._findings_count = 0
+        self._checks: SelfChecks | None = None
 
     def anomalies(self) -> tuple[Anomaly, ...]:
         """Those of the whole attempt, the newest of each kind. What the script reports counts more than its log."""
@@ -62,9 +66,19 @@ class LossReports:
                     self._watch.report(max(step, at_step), loss, None)
             return self._watch.anomalies
 
+    def checks(self) -> SelfChecks | None:
+        """What its own checks found in this attempt; None: nothing."""
+        with self._lock:
+            count = self._slot.read().findings_count
+            if count != self._findings_count:
+                self._findings_count = count
+                with contextlib.suppress(ValueError, RecursionError):  # it is the script's file
+                    self._checks = msgspec.json.decode(read_findings(self._slot.path), type=SelfChecks)
+            return self._checks
+
 
 def reading(
-    rank: int, pid: int, slot: SlotReading, logs: RankLogs, anomalies: tuple[Anomaly, ...] = (), *, wrapped: bool
+    rank: int, pid: int, slot: SlotReading, logs: RankLogs, told: ScriptReports, *, wrapped: bool
 ) -> RankSample:
     """One sample, in which what the script reports counts more than what it prints. ``wrapped``: a command of its own
     (a shell, a container), whose children do the work.
@@ -89,7 +103,8 @@ def reading(
         total_steps=slot.total_steps if slot.total_steps > 0 else logs.total_steps(rank),
         grad_norm=slot.grad_norm,
         tokens_count=slot.tokens_count,
-        anomalies=anomalies,
+        anomalies=told.anomalies(),
+        checks=told.checks(),
     )
 
 

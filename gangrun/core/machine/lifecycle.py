@@ -139,7 +139,7 @@ _EVERYWHERE: Row = {
 }
 _OF_RANKS = (
     *(e.RankExited, e.RankFinished, e.FirstStepSeen, e.ProgressMarked, e.ProgressStalled, e.StacksTaken),
-    *(e.AnomalySeen, e.AlertSeen),
+    *(e.AnomalySeen, e.SelfCheckFailed, e.AlertSeen),
     *(e.GangStarted, e.GangStartFailed, e.GangStopped, e.StopTimedOut),
 )
 _NO_RANKS: Row = {kind: Refusal("no rank of this attempt was started") for kind in _OF_RANKS}
@@ -193,6 +193,7 @@ TABLE: Mapping[Phase, Row] = {
         e.FirstStepSeen: On(running.first_step, _STOPS),
         e.ProgressMarked: On(running.progress),
         e.AnomalySeen: On(running.anomaly_seen),
+        e.SelfCheckFailed: On(running.self_check_failed),
         e.AlertSeen: On(running.alert_seen),
         e.ProgressStalled: Late("ranks are still starting"),
         e.StacksTaken: Late("nobody asked for stacks in this attempt"),
@@ -219,6 +220,7 @@ TABLE: Mapping[Phase, Row] = {
         e.SaveAnswered: On(running.save_answered),
         e.ProgressMarked: On(running.progress),
         e.AnomalySeen: On(running.anomaly_seen, _STOPS),
+        e.SelfCheckFailed: On(running.self_check_failed, _STOPS),
         e.AlertSeen: On(running.alert_seen),
         e.ProgressStalled: On(running.stalled),
         e.StacksTaken: On(running.stacks_taken, _STOPS),
@@ -239,6 +241,7 @@ TABLE: Mapping[Phase, Row] = {
         e.RankFinished: On(running.rank_finished),
         e.ProgressMarked: On(running.progress),
         e.AnomalySeen: On(running.anomaly_seen),
+        e.SelfCheckFailed: On(running.self_check_failed),
         e.AlertSeen: On(running.alert_seen),
         e.StacksTaken: On(running.stacks_taken),
         e.CheckpointSeen: On(stopping.checkpoint_seen),

@@ -23,6 +23,7 @@ from gangrun.core.events import (
     RankFinished,
     SaveAnswered,
     SaveRequested,
+    SelfCheckFailed,
     StacksTaken,
 )
 from gangrun.core.evidence import Evidence, Hang, RankExit
@@ -45,7 +46,7 @@ from gangrun.core.machine.transitions import (
 from gangrun.core.model import After, OnAnomaly, Phase, RunState
 from gangrun.core.nodes import growth, planned_replacement
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import alerts, anomalies, blame_hang, budget, error_rules, move
+from gangrun.core.recovery import alerts, anomalies, blame_hang, budget, error_rules, move, self_checks
 from gangrun.core.recovery.blame import is_victim
 from gangrun.core.text import counted, known_step, listed, one_line, step_words
 
@@ -116,13 +117,16 @@ def rank_exited(state: RunState, event: RankExited, now: float, policy: Policy) 
         return ignored(state, f"rank {died.rank} is already known to have ended")
     if crashed_after_its_end(state, died, policy):
         told = died.log_reach, died.log_step, died.total_steps, died.loss
-        ended = RankFinished(event.attempt, died.rank, died.node, died.at, died.step, *told, died.anomalies)
+        ended = RankFinished(
+            event.attempt, died.rank, died.node, died.at, died.step, *told, died.anomalies, died.checks
+        )
         crashed_count = state.attempt.crashed_count + 1
         return rank_finished(
             replace(state, attempt=replace(state.attempt, crashed_count=crashed_count)), ended, now, policy
         )
     state = with_last_figures(state, died.rank, died.step, died.log_step, died.total_steps, died.loss)
     state = anomalies.with_last_words(state, died.rank, died.node, died.anomalies, died.at)
+    state = self_checks.with_last_words(state, died.checks, died.at, policy)
     when = " while ranks were starting" if state.phase is Phase.STARTING else ""
     reason = f"rank {died.rank} on {died.node} ended{when} ({how_it_ended(died)})"
     if died.by_us and state.phase is Phase.STOPPING:
@@ -154,6 +158,7 @@ def rank_finished(state: RunState, event: RankFinished, now: float, policy: Poli
         return refused(state, NOT_LAUNCHED)
     state = with_last_figures(state, event.rank, event.step, event.log_step, event.total_steps, event.loss)
     state = anomalies.with_last_words(state, event.rank, event.node, event.anomalies, event.at)
+    state = self_checks.with_last_words(state, event.checks, event.at, policy)
     if event.log_reach > state.attempt.reach:
         state = replace(state, attempt=replace(state.attempt, reach=event.log_reach))
     finished = state.attempt.finished.added(event.rank)
@@ -183,6 +188,9 @@ def rank_finished(state: RunState, event: RankFinished, now: float, policy: Poli
 def all_finished(state: RunState, now: float, policy: Policy) -> Decision:
     """The end of the run, if that can be."""
     end = completion(state, policy)
+    if (found := state.attempt.evidence.divergence) is not None and end.finished:
+        reason = f"all ranks finished, but {self_checks.past_words(found)}"
+        return stop_all(state, now, policy, After.JUDGE, reason, state.attempt.evidence)
     if end.finished:
         return stop_all(state, now, policy, After.SUCCEED, end.sentence)
     evidence = replace(state.attempt.evidence, unfinished=end.sentence)
@@ -283,6 +291,28 @@ def anomaly_seen(state: RunState, event: AnomalySeen, now: float, policy: Policy
         return stop_all(state, now, policy, After.JUDGE, stop.sentence, evidence, checkpoint_first=save)
     others = f", and on {counted(event.ranks_count - 1, 'other rank')}" if event.ranks_count > 1 else ""
     return stay(state, f"{anomalies.told(one)}{others}; training goes on", loud=is_up)
+
+
+def self_check_failed(state: RunState, event: SelfCheckFailed, now: float, policy: Policy) -> Decision:
+    """A check in the script found something. Copies that differ stop all ranks, where they show what is at fault."""
+    if not may_hold_ranks(state):
+        return refused(state, NOT_LAUNCHED)
+    found = event.checks.divergence
+    if found is None or self_checks.is_known(state, found):
+        return ignored(state, "nothing new")
+    before, told = state.attempt.evidence, self_checks.told(state, found)
+    is_up = state.phase is Phase.RUNNING
+    state = self_checks.noted(state, found, now, policy)
+    evidence = state.attempt.evidence
+    if evidence.divergence is None:
+        return stay(state, f"{told}; training goes on, and nothing more is compared in this attempt", loud=is_up)
+    if not is_up:
+        return stay(state, told)
+    if policy.observe:
+        would = observed(state, evidence, told, now, policy)
+        return replace(would, state=with_evidence(would.state, before))
+    reason = f"{told}; all ranks go back to the newest checkpoint at which they agreed"
+    return stop_all(state, now, policy, After.JUDGE, reason, evidence)
 
 
 def alert_seen(state: RunState, event: AlertSeen, now: float, policy: Policy) -> Decision:

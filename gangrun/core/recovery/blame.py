@@ -20,7 +20,7 @@ from gangrun.core.nodes.placement import ranks_of_node
 from gangrun.core.nodes.standing import shared_by_check, shared_nodes
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy
-from gangrun.core.recovery import blame_hang, error_rules, move, signatures
+from gangrun.core.recovery import blame_hang, error_rules, move, self_checks, signatures
 from gangrun.core.recovery.error_rules import Rule, Spread
 from gangrun.core.text import counted, finding_told, last_lines, listed, one_line, signal_name
 
@@ -122,6 +122,8 @@ def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
         return _start_failed(*evidence.start_failed)
     if evidence.agents_died:
         return _agents_died(evidence.agents_died)
+    if evidence.divergence is not None:
+        return self_checks.verdict(evidence.divergence, scene.placement)
     first = _first_to_fall(evidence)
     if first is not None:
         return _fell(first, evidence, scene)
@@ -440,7 +442,9 @@ def _on_poor_hardware(verdict: Verdict, evidence: Evidence, scene: _Scene) -> Ve
     return replace(verdict, suspects=suspects, sentence=f"{verdict.sentence}; just before, {told}")
 
 
-_POINTS_AT_NODE = frozenset({Cause.START_FAILED, Cause.AGENT_DIED, Cause.HANG, Cause.VICTIMS_ONLY})
+_POINTS_AT_NODE = frozenset(
+    {Cause.SILENT_CORRUPTION, Cause.START_FAILED, Cause.AGENT_DIED, Cause.HANG, Cause.VICTIMS_ONLY}
+)
 
 
 def _is_open(verdict: Verdict, before: Sighting) -> bool:
@@ -468,6 +472,8 @@ def _fell_first_again(verdict: Verdict, suspicion: Mapping[str, int], scene: _Sc
         return replace(verdict, moves=True)  # nodes that change places cost no more than a restart
     if not known or verdict.final or verdict.blamed:
         return verdict
+    if verdict.cause is Cause.SILENT_CORRUPTION and len(verdict.suspects) > 1:
+        return verdict  # of two copies either may be right
     if verdict.rank >= 0 and not is_poor:
         return replace(verdict, moves=_replaceable(scene))
     if not is_poor and verdict.cause not in _POINTS_AT_NODE and verdict.cure is not Cure.WAIT:

@@ -36,6 +36,7 @@ from gangrun.training.memory.saving import MemorySaving
 from gangrun.training.metadata_file import describe
 from gangrun.training.ranks import RankGroup
 from gangrun.training.save.delta import Delta, WrittenPart
+from gangrun.training.save.replicas import Comparison, Copies
 from gangrun.training.save.snapshot import HostBuffer, Snapshot
 from gangrun.wire.saves import ATTEMPTS_MAX_COUNT, NAME, SIZE_BYTES, SavesTold, decode, encode
 
@@ -56,6 +57,7 @@ class Save:
     in_memory: bool = False
     warning: str = ""  # it is kept, and survives less than was asked for
     losses_count: int = 0  # nodes that may be lost without it
+    copies: tuple[Copies, ...] | None = None  # checksums of what other ranks hold too
 
 
 class Saver:
@@ -65,12 +67,12 @@ class Saver:
 
     def __init__(
         self, ranks: RankGroup, staging: Staging, clock: Clock, delta: Delta, keeping: Retention,
-        memory: MemorySaving | None = None, status: SaveStatus | None = None,
+        memory: MemorySaving | None = None, status: SaveStatus | None = None, comparison: Comparison | None = None,
     ) -> None:  # fmt: skip
         self._ranks, self._staging, self._clock = ranks, staging, clock
         self._delta, self._keeping, self._memory = delta, keeping, memory
         self._looked_at = clock.now()
-        self._status = status
+        self._status, self._comparison = status, comparison
         # the one used last comes first: while saves do not overlap the second never takes any memory
         self._buffers: queue.LifoQueue[HostBuffer] = queue.LifoQueue()
         for _ in range(BUFFERS_COUNT):
@@ -159,8 +161,9 @@ class Saver:
         if failure:
             return failure
         parts = self._ranks.to_first(self._delta.write(path, save.snapshot))
+        replicas = "" if self._comparison is None else self._comparison.of(save.step, save.copies)
         if self._ranks.rank == 0:
-            failure = self._finished(save, path, nonce, parts)
+            failure = self._finished(save, path, nonce, parts, replicas)
         failure = self._ranks.from_first(failure)
         if not failure:
             self._delta.committed(save.step, save.snapshot)
@@ -169,7 +172,7 @@ class Saver:
                 self._keeping.after_commit(save.step, self._staging)
         return failure
 
-    def _finished(self, save: Save, path: str, nonce: str, parts: list[WrittenPart]) -> str:
+    def _finished(self, save: Save, path: str, nonce: str, parts: list[WrittenPart], replicas: str) -> str:
         failures = [f"rank {rank}: {part.failure}" for rank, part in enumerate(parts) if part.failure]
         if failures:
             self._staging.abandon(path)
@@ -178,7 +181,7 @@ class Saver:
             staging = self._staging
             metadata, manifest = describe(
                 staging, save.step, nonce, save.snapshot.plan, parts, world_size=self._ranks.world_size,
-                wall=self._clock.wall(),
+                wall=self._clock.wall(), replicas=replicas,
             )  # fmt: skip
             write_whole(os.path.join(path, METADATA_NAME), metadata)
             if self._given_up.is_set():

@@ -1,0 +1,144 @@
+"""What checks in the training script found: copies of the same numbers that differ between ranks (``--sdc-check``).
+
+Theory of operation. Data-parallel ranks hold copies of the same weights, which the same arithmetic keeps equal to the
+last bit. Ranks make a checksum of each tensor at each save, and rank 0 of the gang compares them (``vote``). A GPU or
+memory that computes wrong without saying so makes one rank differ from all others, and for good: each step adds the
+same update to different weights.
+
+    3 copies or more, most of them equal     the ranks that differ are named, and their nodes are suspected
+    2 copies                                 either may be right: both nodes are suspected, and none is blamed
+    no majority, or over ``ODD_MAX_COUNT``   one device does not do this: the training is not deterministic, or these
+                                             were never copies. It is told, and nothing is stopped
+
+In the first two cases all checkpoints from the step after the last agreement on are condemned as soon as it is known,
+so that no later attempt resumes from them, however this one ends. The checkpoint of an agreement stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gangrun.core.evidence import Divergence, SeenDivergence, SelfChecks
+from gangrun.core.model import Cause, Cure, Failure, Placement, Poisoned, RunState, Verdict
+from gangrun.core.nodes.placement import node_of_rank
+from gangrun.core.nodeset import natural_sort
+from gangrun.core.policy import Policy
+from gangrun.core.text import counted, listed, one_line
+
+ODD_MAX_COUNT = 8
+KEPT_MAX_COUNT = 32
+
+
+def vote(
+    checksums: Mapping[int, Sequence[int]], names: Sequence[str], *, step: int, agreed_step: int
+) -> Divergence | None:
+    """Compare what each rank has of the tensors ``names``; None: all of it is equal. Which ranks differ is decided over
+    all tensors together.
+    """
+    classes: dict[tuple[int, ...], list[int]] = {}
+    for rank, own in checksums.items():
+        classes.setdefault(tuple(own), []).append(rank)
+    if len(classes) < 2:
+        return None
+    first = [name for name, column in zip(names, zip(*classes, strict=True), strict=True) if len(set(column)) > 1]
+    largest = max(classes.values(), key=len)
+    copies_count, odd = len(checksums), tuple(sorted(set(checksums) - set(largest)))
+    if copies_count == 2:
+        odd = tuple(sorted(checksums))
+    elif 2 * len(largest) <= copies_count or len(odd) > ODD_MAX_COUNT:
+        odd = ()
+    return Divergence(step, agreed_step, first[0], len(first), copies_count, len(largest), odd)
+
+
+# ---- what is known ---------------------------------------------------------------------------------------------------
+
+
+def is_known(state: RunState, found: Divergence) -> bool:
+    """Was it told in this attempt?"""
+    number = state.attempt.number
+    return any(one.attempt == number and one.divergence.step == found.step for one in state.divergences)
+
+
+def noted(state: RunState, found: Divergence, at: float, policy: Policy) -> RunState:
+    """The state that knows it. If it shows what is at fault it is evidence, and what was saved since is condemned."""
+    number = state.attempt.number
+    kept = (*state.divergences, SeenDivergence(number, found, at))[-KEPT_MAX_COUNT:]
+    state = replace(state, divergences=kept)
+    if not found.odd or state.attempt.evidence.divergence is not None:
+        return state
+    attempt = replace(state.attempt, evidence=replace(state.attempt.evidence, divergence=found))
+    if policy.observe:
+        return replace(state, attempt=attempt)
+    why = f"it may hold the corrupted numbers that ranks of attempt {number} found at step {found.step}"
+    bad = Poisoned(found.agreed_step + 1, "", "", number, why, told(state, found))
+    return replace(state, attempt=attempt, checkpoints=replace(state.checkpoints, condemned=bad))
+
+
+def with_last_words(state: RunState, checks: SelfChecks | None, at: float, policy: Policy) -> RunState:
+    """The state that knows what a rank had found when it ended."""
+    if checks is None or checks.divergence is None or is_known(state, checks.divergence):
+        return state
+    return noted(state, checks.divergence, at, policy)
+
+
+# ---- what follows ----------------------------------------------------------------------------------------------------
+
+
+def _where(found: Divergence, placement: Placement | None) -> dict[int, str]:
+    """The node of each rank that differs, as far as it is known."""
+    nodes = {rank: node_of_rank(placement, rank) for rank in found.odd} if placement is not None else {}
+    return {rank: node for rank, node in nodes.items() if node}
+
+
+def verdict(found: Divergence, placement: Placement | None) -> Verdict:
+    """The nodes of ranks that differ are suspected: their devices are tested, and nobody is blamed for it at once."""
+    suspects = tuple(natural_sort(set(_where(found, placement).values())))
+    sentence = f"{_told(found, placement)}{_agreed(found)}"
+    return Verdict(Cause.SILENT_CORRUPTION, Failure.NODE, (), suspects, "", sentence, cure=Cure.TEST)
+
+
+def told(state: RunState, found: Divergence) -> str:
+    """As news, with what it shows."""
+    return _told(found, state.attempt.placement)
+
+
+def _told(found: Divergence, placement: Placement | None) -> str:
+    what = f"{counted(found.tensors_count, 'tensor')}, {one_line(found.name)} first"
+    if not found.odd:
+        return (
+            f"{counted(found.copies_count, 'rank')} hold copies of the same weights, and at step {found.step} at most"
+            f" {found.agreeing_count} of them agree ({what}): no single device does this, so the training is not"
+            " deterministic, or its ranks hold no copies"
+        )
+    nodes = _where(found, placement)
+    who = listed([f"rank {rank} on {nodes[rank]}" if rank in nodes else f"rank {rank}" for rank in found.odd])
+    if found.copies_count == 2:
+        return (
+            f"silent corruption: the weights of {who} differ at step {found.step} ({what}); of two copies either may"
+            " be wrong, so both are suspected"
+        )
+    differs = "differ" if len(found.odd) > 1 else "differs"
+    return (
+        f"silent corruption: {who} {differs} at step {found.step} from {found.agreeing_count} of {found.copies_count}"
+        f" ranks that hold the same weights ({what})"
+    )
+
+
+def _agreed(found: Divergence) -> str:
+    if found.agreed_step < 0:
+        return "; no checkpoint is known at which they agreed"
+    return f"; they agreed at step {found.agreed_step}"
+
+
+def past_words(found: Divergence) -> str:
+    """As it was: ``the weights of rank 2 differed at step 40 from 2 of 3 ranks``."""
+    if not found.odd:
+        most = f"at most {found.agreeing_count} of {counted(found.copies_count, 'rank')} agreed"
+        return f"ranks that should hold the same weights differed at step {found.step}: {most}"
+    who = listed([f"rank {rank}" for rank in found.odd])
+    if found.copies_count == 2:
+        return f"the weights of {who} differed at step {found.step}"
+    return (
+        f"the weights of {who} differed at step {found.step} from {found.agreeing_count} of {found.copies_count} ranks"
+    )

@@ -52,6 +52,7 @@ class Kind(Enum):
     REMARK = "ranks on the node, or on all, write text as healthy ranks do, and go on"
     HANG = "one rank waits for ever"
     SLOW_RANK = "the rank takes amount times as long for its own work; if it has a GPU, that is throttled"
+    CORRUPT_RANK = "the rank's weights are amount from now on, those of all others 0, until the gang ends"
     KILL_NODE = "node lost for good"
     REBOOT_NODE = "node reboots, back after for_s"
     PAUSE_NODE = "virtual machine paused, its clock stands"
@@ -513,6 +514,13 @@ def _slow_rank(world: Cluster, rank: SimRank, fault: Fault) -> None:
         world.timeline.after(fault.for_s, lambda: gang.slow_down(rank.rank, 1.0))
 
 
+def _corrupt_rank(world: Cluster, rank: SimRank, fault: Fault) -> None:
+    if rank.gang is not None:
+        rank.gang.corrupted[rank.rank] = int(fault.amount)
+    for node in world.nodes:
+        node.unpark()
+
+
 # ---- network, storage, scheduler, people --------------------------------------------------------------------------
 
 
@@ -706,6 +714,7 @@ _RANK: dict[Kind, Callable[[Cluster, SimRank, Fault], None]] = {
     Kind.STUCK_RANK: _pause_rank,
     Kind.HANG: _hang,
     Kind.SLOW_RANK: _slow_rank,
+    Kind.CORRUPT_RANK: _corrupt_rank,
 }
 _NOBODYS = frozenset({Kind.REMARK, Kind.FAIL_RANK, Kind.FAIL_ALL, Kind.FS_NO_MODES, Kind.PAUSE_AT_MOVE})
 _NETWORK = (Kind.CUT, Kind.CUT_TO, Kind.CUT_FROM, Kind.CUT_HALF, Kind.DELAY, Kind.DUPLICATE, Kind.REORDER, Kind.LOSE)

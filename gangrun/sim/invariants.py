@@ -361,9 +361,19 @@ class Checker(Checks):
             if saved is None and fs.ever_valid:
                 self.broken("I6", f"attempt {attempt} starts from zero though checkpoints were committed")
         self._over_tiers(attempt, saved, told_so or back)
+        if saved is not None and not told_so:
+            self._copies_agreed(attempt, saved)
         if saved is not None and saved.name not in self._starts:
             self.broken("I5", f"attempt {attempt} resumes from {saved}, of an attempt that no record started")
         self.chosen.add(name)
+
+    def _copies_agreed(self, attempt: int, saved: Saved) -> None:
+        """I19: what is resumed from was not saved after ranks were known to have agreed last."""
+        state = self.replayed()
+        for seen in state.divergences if state is not None else ():
+            spoilt = seen.divergence.odd and saved.step > seen.divergence.agreed_step
+            if spoilt and saved.name[1] == seen.attempt:
+                self.broken("I19", f"attempt {attempt} resumes from {saved}, though copies of it differ: {seen}")
 
     def _over_tiers(self, attempt: int, saved: Saved | None, told_so: bool) -> None:
         """I5 where nothing stood in the way of asking: no newer step is whole in the memory of nodes that are up."""

@@ -120,6 +120,13 @@ def test_a_config_that_is_not_there(home: Path, gangrun: Call) -> None:
     assert gangrun("config", "--config", "nowhere.toml", "--json").error["kind"] == "config"
 
 
+@pytest.mark.parametrize("text", ["on", "always", "every", ""])
+def test_an_sdc_check_that_cannot_be_is_refused(home: Path, gangrun: Call, text: str) -> None:
+    assert [layered({"sdc_check": one}, {}, ())["sdc_check"].value for one in ("Saves", "off")] == ["saves", "off"]
+    said = gangrun("submit", "--dry-run", "--sdc-check", text, "true")
+    assert said.code == 2 and f"--sdc-check: {text!r} is not one of off, saves" in said.err, said.err
+
+
 @pytest.mark.parametrize("text", ["USR1", "SIGUSR1", "usr1", "10"])
 def test_a_save_signal_is_taken_in_every_usual_spelling(text: str) -> None:
     assert layered({"save_signal": text}, {}, ())["save_signal"].value == "USR1"

@@ -51,6 +51,7 @@ from gangrun.core.events import (
     ResumeRequested,
     SaveAnswered,
     SaveRequested,
+    SelfCheckFailed,
     StacksTaken,
     Stamped,
     StepBrought,
@@ -64,12 +65,14 @@ from gangrun.core.evidence import (
     AlertKind,
     Anomaly,
     AnomalyKind,
+    Divergence,
     DriverReport,
     ErrorReport,
     NodeFinding,
     RankExit,
     RankObservation,
     RankStack,
+    SelfChecks,
 )
 from gangrun.core.machine.lifecycle import follows, step
 from gangrun.core.machine.succession import first_state
@@ -179,6 +182,8 @@ def of_attempt(number: int, draw: Any) -> Event:
         Anomaly, st.sampled_from(AnomalyKind), steps, steps, st.integers(0, 9), st.just("loss"), st.just("NaN"),
         lasting=st.booleans(),
     )  # fmt: skip
+    some = st.lists(ranks, max_size=3, unique=True).map(tuple)
+    divergences = st.builds(Divergence, steps, steps, words, st.just(1), st.integers(2, 4), st.integers(1, 3), some)
     it = st.just(number)
     drawn: Event = draw(
         st.one_of(
@@ -192,6 +197,7 @@ def of_attempt(number: int, draw: Any) -> Event:
             st.builds(FirstStepSeen, it, steps),
             st.builds(ProgressMarked, it, steps),
             st.builds(AnomalySeen, it, ranks, names, anomalies, st.integers(1, 4)),
+            st.builds(SelfCheckFailed, it, ranks, names, st.builds(SelfChecks, st.none() | divergences)),
             st.builds(AlertSeen, it, st.builds(Alert, st.sampled_from(AlertKind), names, ranks), flag),
             st.builds(ProgressStalled, it, st.just(130.0), st.just(120.0), st.lists(seen, max_size=3).map(tuple)),
             st.builds(StacksTaken, it, st.lists(stack, max_size=3).map(tuple)),

@@ -304,7 +304,7 @@ def test_the_end_of_a_rank_is_told_although_its_gang_was_let_go_of_meanwhile(tmp
         made.ready()
         old = made.gang._gang
         assert old is not None
-        with old.losses[0]._lock:  # so far comes the thread that tells how the rank ended
+        with old.told[0]._lock:  # so far comes the thread that tells how the rank ended
             os.kill(first.pid, signal.SIGKILL)
             assert old.ranks[0].ended.wait(20)
             made.gang.launch(order(1, attempt=1))

@@ -201,3 +201,14 @@ def test_who_follows_a_rank_hears_what_is_asked_of_it_and_writes_nothing(path: s
     assert follower.ints[progress.W_STEP] == 8 and slot.read().step == 7
     follower.close()
     slot.close()
+
+
+def test_what_a_script_found_lies_beside_its_slot_and_is_counted(path: str, tmp_path: Path) -> None:
+    page = ProgressPage(path, 0)
+    words = progress.attach(path)
+    assert page.read().findings_count == 0 and progress.read_findings(path) == b""
+    progress.write_findings(path, words, b"{}")
+    progress.write_findings(path, words, b'{"divergence":null}')
+    assert page.read().findings_count == 2
+    assert progress.read_findings(path) == b'{"divergence":null}'
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["slot", "slot.findings"], "none is half written"

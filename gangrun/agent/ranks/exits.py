@@ -395,7 +395,7 @@ class WatchedRank:
         return LiveRank(self.rank, self.proc.pid, self.proc.start_ticks)
 
 
-class Reports(Protocol):
+class RankReports(Protocol):
     """What a rank says of itself; see ``observe.ScriptReports``."""
 
     def anomalies(self) -> tuple[Anomaly, ...]:
@@ -413,7 +413,7 @@ def watch(
     now: Callable[[], float],
     tell: Callable[[RankExit], None],
     orphaned: Callable[[], None] = lambda: None,
-    reports: Reports | None = None,
+    reports: RankReports | None = None,
     memory: Callable[[], str] = str,
 ) -> None:
     """Start the thread; ``tell`` is called from it, once. What fails from ``stopped_at`` on does so because of us.

@@ -112,7 +112,7 @@ def _told(found: Divergence, placement: Placement | None) -> str:
             " deterministic, or its ranks hold no copies"
         )
     nodes = _where(found, placement)
-    who = listed([f"rank {rank} on {nodes[rank]}" if rank in nodes else f"rank {rank}" for rank in found.odd])
+    who = _both([f"rank {rank} on {nodes[rank]}" if rank in nodes else f"rank {rank}" for rank in found.odd])
     if found.copies_count == 2:
         return (
             f"silent corruption: the weights of {who} differ at step {found.step} ({what}); of two copies either may"
@@ -123,6 +123,10 @@ def _told(found: Divergence, placement: Placement | None) -> str:
         f"silent corruption: {who} {differs} at step {found.step} from {found.agreeing_count} of {found.copies_count}"
         f" ranks that hold the same weights ({what})"
     )
+
+
+def _both(names: list[str]) -> str:
+    return listed(names) if len(names) > 2 else " and ".join(names)
 
 
 def _agreed(found: Divergence) -> str:
@@ -136,7 +140,7 @@ def past_words(found: Divergence) -> str:
     if not found.odd:
         most = f"at most {found.agreeing_count} of {counted(found.copies_count, 'rank')} agreed"
         return f"ranks that should hold the same weights differed at step {found.step}: {most}"
-    who = listed([f"rank {rank}" for rank in found.odd])
+    who = _both([f"rank {rank}" for rank in found.odd])
     if found.copies_count == 2:
         return f"the weights of {who} differed at step {found.step}"
     return (

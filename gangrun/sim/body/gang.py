@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gangrun.core.evidence import ErrorReport, RankExit
+from gangrun.core.evidence import Divergence, ErrorReport, RankExit, SelfChecks
 from gangrun.core.recovery.gpu_rules import GpuUse
 from gangrun.core.recovery.pace_rules import Pace
+from gangrun.core.recovery.self_checks import vote
 from gangrun.sim.body.checkpoints import CheckpointFs, Name
 from gangrun.sim.engine.clock import NodeClock, Scheduled, Timeline
 from gangrun.sim.engine.process import SimProcess
@@ -161,6 +162,9 @@ class SimGang:
         self.keep: Callable[[SimGang, int], None] = lambda gang, step: None
         self.kept_step = -1  # newest in the nodes' memory, as its ranks know
         self.slow: dict[int, float] = {}  # rank -> so many times as long its own work takes
+        self.corrupted: dict[int, int] = {}  # rank -> what its weights are, if they are not as all others'
+        self.divergence: Divergence | None = None  # as rank 0 found it at the newest save
+        self._agreed_step = resume_step
         self.asked: dict[str, int] = {}  # node -> the step that its ranks were told to save
         self._progress = _Progress(step=float(max(0, resume_step)), first_step=max(0, resume_step))
         self.whole_since = 0.0
@@ -370,6 +374,7 @@ class SimGang:
     def _save(self, step: int) -> None:
         """Rank 0 writes beside the training, and commits when it is done, however long it was stopped meanwhile."""
         writer, name = self.members[0], self.members[0].of
+        self._compare(step)
         if not self.fs.begin(name, step):
             return
 
@@ -379,6 +384,19 @@ class SimGang:
 
         self.timeline.after(self.script.save_s, lambda: writer.when_awake(close))
 
+    def _compare(self, step: int) -> None:
+        """Ranks compare their weights at a save."""
+        sums = {rank: (self.corrupted.get(rank, 0),) for rank in self.members} if self.corrupted else {}
+        found = vote(sums, ("weight",), step=step, agreed_step=self._agreed_step)
+        if found is None:
+            self._agreed_step = step
+        else:
+            self.divergence = found
+
+    def checks(self, rank: SimRank) -> SelfChecks | None:
+        """What rank 0 tells of it."""
+        return SelfChecks(self.divergence) if self.divergence is not None and rank.rank == 0 else None
+
     def reading(self, rank: SimRank) -> RankSample:
         """What the agent samples of one of its ranks."""
         step = self.step() if self._progress.has_stepped else -1
@@ -387,7 +405,7 @@ class SimGang:
         first = self._progress.first_step if self._progress.has_stepped else -1
         return RankSample(
             rank.rank, step, STEPPING, max(0, step), 0, busy, letter, first, kept_step=self.kept_step,
-            pace=self._pace(rank.rank), gpu=self._gpu(rank.rank),
+            pace=self._pace(rank.rank), gpu=self._gpu(rank.rank), checks=self.checks(rank),
         )  # fmt: skip
 
 
@@ -413,4 +431,5 @@ def exit_of(
         step=rank.gang.reading(rank).step if rank.gang is not None else -1,
         tail=(*remarks, *words.lines),
         written_at=words.at,
+        checks=rank.gang.checks(rank) if rank.gang is not None else None,
     )

@@ -29,41 +29,31 @@ from gangrun.training.state import Parts
 from gangrun.wire.manifest import AGREED, DIFFER
 
 WORD_BYTES = 8
-COLUMNS_COUNT = 4096
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+BLOCK_WORDS = 4096
+_GOLDEN = 0x1E3779B97F4A7C15
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """64 bits of a tensor's bytes, as a number on its device: a sum in which a byte's place counts. Any single flipped
-    bit changes it, as all factors are odd.
+    """64 bits of a tensor's bytes, as a number on its device: a sum in which the place counts of each block of words.
+    Any single flipped bit changes it, as all factors are odd. One pass over the memory, and no copy of it.
     """
     data = tensor.detach().contiguous().view(-1).view(torch.uint8)
     whole = data.numel() // WORD_BYTES * WORD_BYTES
-    words = data[:whole]
-    if words.storage_offset() % WORD_BYTES or words.data_ptr() % WORD_BYTES:
+    words, tail = data[:whole], data[whole:]
+    if words.data_ptr() % WORD_BYTES or words.storage_offset() % WORD_BYTES:
         words = words.clone()
     words = words.view(torch.int64)
-    factors = _factors(tensor.device)
-    rows = words.numel() // COLUMNS_COUNT * COLUMNS_COUNT
-    last = words[rows:]
-    total = (last * factors[: last.numel()]).sum()
-    if rows:
-        total = total * 3 + (words[:rows].view(-1, COLUMNS_COUNT).sum(0) * factors).sum()
-    if whole < data.numel():
-        tail = data[whole:].to(torch.int64)
-        total = total + (tail * factors[-tail.numel() :]).sum()
-    return total
+    blocks = words.numel() // BLOCK_WORDS
+    parts = [words[blocks * BLOCK_WORDS :].sum(), tail.sum(dtype=torch.int64) * _GOLDEN]
+    if blocks:
+        parts.append((words[: blocks * BLOCK_WORDS].view(blocks, BLOCK_WORDS).sum(1) * _factors(blocks, data)).sum())
+    return torch.stack(parts).sum()
 
 
-_FACTORS: dict[torch.device, torch.Tensor] = {}
-
-
-def _factors(device: torch.device) -> torch.Tensor:
-    """The same on each machine and with each version of torch."""
-    if device not in _FACTORS:
-        _FACTORS[device] = (torch.arange(1, COLUMNS_COUNT + 1, device=device) * _GOLDEN) | 1
-    return _FACTORS[device]
+def _factors(count: int, like: torch.Tensor) -> torch.Tensor:
+    """Odd numbers, the same on each machine and with each version of torch."""
+    return torch.arange(1, count + 1, device=like.device) * (2 * _GOLDEN) + 1
 
 
 class Copies(NamedTuple):
@@ -117,11 +107,10 @@ def _optimizer_state(
 def _copies(tensors: Any) -> Copies:
     names, sums, identity = [], [], []
     for name, tensor in tensors:
-        try:
-            local, shard = _local(tensor)
-            sums.append(checksum(local))
-        except (NotImplementedError, RuntimeError, TypeError):  # a subclass that wraps others: alike on all ranks
-            continue
+        local, shard = _local(tensor)
+        if type(local) not in (torch.Tensor, nn.Parameter) or local.layout is not torch.strided or local.is_quantized:
+            continue  # its bytes lie elsewhere; alike on all ranks
+        sums.append(checksum(local))
         names.append(name)
         identity.append(f"{name} {local.dtype} {tuple(local.shape)} {shard}")
     numbers = _numbers(sums)

@@ -7,7 +7,7 @@ from typing import Any
 
 from gangrun.core.machine import running, transitions
 from gangrun.core.nodes import device_test, placement, quarantine
-from gangrun.core.recovery import blame, choose, error_rules, move
+from gangrun.core.recovery import blame, choose, error_rules, move, self_checks
 from tests.sim.canaries.mutation import Swaps, mutant
 
 
@@ -90,3 +90,27 @@ def excludes_as_the_run_ends() -> Swaps:
 
     original = choose._conclude
     return ((choose, "_conclude", conclude),)
+
+
+@mutant("what was saved since copies agreed last is not resumed from", "10", "I19")
+def keeps_what_differs() -> Swaps:
+    """All ranks are stopped for a divergence, and no checkpoint is condemned."""
+
+    def noted(state: Any, *how: Any) -> Any:
+        after = original(state, *how)
+        return replace(after, checkpoints=state.checkpoints)
+
+    original = self_checks.noted
+    return ((self_checks, "noted", noted),)
+
+
+@mutant("of two copies that differ either may be right, so no node is blamed", "10", "I9")
+def blames_the_second_of_two() -> Swaps:
+    """The node of the higher rank goes."""
+
+    def verdict(found: Any, placement: Any) -> Any:
+        judged = original(found, placement)
+        return replace(judged, blamed=judged.suspects[-1:]) if len(judged.suspects) > 1 else judged
+
+    original = self_checks.verdict
+    return ((self_checks, "verdict", verdict),)

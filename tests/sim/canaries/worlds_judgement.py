@@ -71,3 +71,19 @@ def ranks_fall_on_one_node(rng: random.Random, seed: int) -> World:
     rank, amount = rng.choice((ALL, 0)), rng.choice((0.5, 3.5))
     plan = FaultPlan().fail_at(0.0, Kind.FAIL_ON_NODE, node=node, rank=rank, amount=amount, text=text)
     return of(4, plan, rng, tests=seed % 2 > 0)
+
+
+@recipe("keeps_what_differs")
+def weights_of_a_rank_are_corrupted(rng: random.Random, seed: int) -> World:
+    """In the middle of the training; most other ranks agree."""
+    del seed
+    plan = FaultPlan().fail_at(rng.uniform(15.0, 45.0), Kind.CORRUPT_RANK, rank=rng.randrange(4), amount=1.0)
+    return of(rng.choice((3, 4)), plan, rng)
+
+
+@recipe("blames_the_second_of_two")
+def weights_of_one_of_two_ranks_are_corrupted(rng: random.Random, seed: int) -> World:
+    """Of the first one."""
+    del seed
+    plan = FaultPlan().fail_at(rng.uniform(15.0, 45.0), Kind.CORRUPT_RANK, rank=0, amount=1.0)
+    return of(2, plan, rng)

@@ -14,9 +14,13 @@ from pathlib import Path
 import pytest
 
 import gangrun
+from gangrun.agent.ranks.logs import RankLogs
+from gangrun.agent.ranks.observe import ScriptReports
+from gangrun.core.evidence import SelfChecks
 from gangrun.training import environment, step
 from gangrun.wire import progress
 from gangrun.wire.progress import ProgressPage, SlotError, StepRequest, TrainingPhase
+from gangrun.wire.spec import LogSpec
 from tests.local_parts.gang import ROOT
 
 STEP_MAX_NS = 1000
@@ -181,3 +185,15 @@ def test_a_step_costs_less_than_a_microsecond(slot: ProgressPage) -> None:
     count = 2_000  # short ones: beside other processes some of them run undisturbed
     best_s = min(timeit.repeat("step(7, 0.5)", globals={"step": step.step}, number=count, repeat=200))
     assert best_s / count * 1e9 < STEP_MAX_NS
+
+
+def test_what_a_check_in_the_script_found_reaches_the_agent_and_rubbish_does_not(
+    slot: ProgressPage, tmp_path: Path
+) -> None:
+    reports = ScriptReports(3, slot, RankLogs("n0", tmp_path / "logs", LogSpec(), lambda: 0.0))
+    assert reports.checks() is None
+    step.report_findings(b'{"divergence": null}')
+    assert reports.checks() == SelfChecks()
+    for rubbish in (b"", b"[1]", b'{"divergence": 7}', b"[" * 60_000):
+        step.report_findings(rubbish)
+        assert reports.checks() == SelfChecks(), rubbish[:20]

@@ -8,15 +8,24 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from gangrun.core.events import AlertSeen, AnomalySeen, Event
-from gangrun.core.evidence import Alert, AlertKind, Anomaly, AnomalyKind, SeenAlert
-from gangrun.core.model import Attempt, RunState, Shape
+from gangrun.core.events import AlertSeen, AnomalySeen, Event, SelfCheckFailed
+from gangrun.core.evidence import Alert, AlertKind, Anomaly, AnomalyKind, Divergence, SeenAlert, SelfChecks
+from gangrun.core.model import Attempt, Phase, RunState, Shape
 from gangrun.core.policy import Policy, TrendPolicy
 from gangrun.core.recovery.fill_rules import FillTrend
 from gangrun.core.recovery.gpu_rules import GpuUse
 from gangrun.core.recovery.pace_rules import Pace
-from gangrun.supervisor.progress import RATE_OVER_S, GangAlerts, GangAnomalies, GangFigures, Rate, gpu_figures
-from gangrun.wire.messages import RankSample
+from gangrun.supervisor.heartbeats import Row
+from gangrun.supervisor.progress import (
+    RATE_OVER_S,
+    GangAlerts,
+    GangAnomalies,
+    GangFigures,
+    GangProgress,
+    Rate,
+    gpu_figures,
+)
+from gangrun.wire.messages import Hello, PeerAddress, RankSample
 
 
 def sample(rank: int, **what: float | None) -> RankSample:
@@ -160,3 +169,22 @@ def test_what_the_first_supervisor_told_the_second_one_ends() -> None:
     seen.observe("n0", grows, 30.0)
     assert seen.take(state, 40.0) == []
     assert seen.take(state, 130.0) == [AlertSeen(3, known, is_over=True)]
+
+
+def test_what_a_rank_found_is_told_once_though_each_heartbeat_repeats_it() -> None:
+    runs = RunState("r", Shape(1, 1, 2, 1), phase=Phase.RUNNING, attempt=Attempt(0, step=5))
+    progress = GangProgress(Policy(), 0.0)
+    progress.begin(0, 0.0, 0.0)
+    hello = Hello("n0", "j", "b", "i", 1, 1, 0, (), PeerAddress("n0", "x", "k"))
+
+    def told(checks: SelfChecks, now: float) -> list[object]:
+        found = msgspec.structs.replace(sample(0), checks=checks)
+        progress.observe(Row(hello, now, now, attempt=0, readings=(found, sample(1))), now)
+        return [one for one in progress.tick(runs, now) if isinstance(one, SelfCheckFailed)]
+
+    first, second = (SelfChecks(Divergence(step, 0, "w", 1, 3, 2, (1,))) for step in (10, 20))
+    assert told(first, 1.0) == [SelfCheckFailed(0, 0, "n0", first)]
+    assert told(first, 2.0) == []
+    assert told(second, 3.0) == [SelfCheckFailed(0, 0, "n0", second)]
+    progress.begin(1, 4.0, 4.0)
+    assert progress.tick(runs, 5.0) == []

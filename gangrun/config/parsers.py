@@ -18,6 +18,7 @@ GROUP_MAX_COUNT = 128  # nodes that code together: up to twice as many do, and t
 ON_SLOW_RANK = ("alert", "move")
 ON_ANOMALY = ("alert", "checkpoint", "rollback")
 SDC_CHECK = ("off", "saves")
+DATA_CHECKSUMS = ("off", "alert", "stop")
 SAVERS = ("checkpointer", "rank0", "all")
 REFILLS = {"off": None, "spare": 0.0}
 REFILL_MAX_S = 7 * 24 * 3600.0
@@ -226,6 +227,16 @@ def sdc_check(value: object) -> Any:
         return SdcCheck(str(value).strip().lower())
     except ValueError:
         raise BadValue(f"{value!r} is not one of {', '.join(SDC_CHECK)}") from None
+
+
+def data_checksums(value: object) -> Any:
+    """What is done about data that changed, as ``core.model.OnDataChange``."""
+    from gangrun.core.model import OnDataChange  # not for --help
+
+    try:
+        return OnDataChange(str(value).strip().lower())
+    except ValueError:
+        raise BadValue(f"{value!r} is not one of {', '.join(DATA_CHECKSUMS)}") from None
 
 
 def notify_addresses(value: object) -> tuple[str, ...]:

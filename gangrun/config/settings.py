@@ -206,6 +206,11 @@ SETTINGS: tuple[Setting, ...] = (
         "off", "policy.sdc_check",
     ),
     Setting(
+        "data_checksums", ValueKind(parsers.data_checksums, "off|alert|stop", "", parsers.DATA_CHECKSUMS), RECOVERY,
+        "Action if samples changed since the checkpoint that ranks resume from",
+        "off", "policy.data_checksums",
+    ),
+    Setting(
         "trend_window", TIME, RECOVERY, "Alert on slow ranks, slow training or growing memory seen for TIME",
         600.0, "policy.trends.window_s", zero="never",
     ),

@@ -163,10 +163,29 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
+class DataChange:
+    """Samples that are not what they were when the checkpoint was saved that the attempt resumed from."""
+
+    compared_count: int
+    changed_count: int
+    samples: tuple[int, ...]  # the first of them, by their index in the dataset
+
+
+@dataclass(frozen=True, slots=True)
 class SelfChecks:
     """What checks in the training script found in this attempt; each the newest of its kind."""
 
     divergence: Divergence | None = None
+    data: DataChange | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SeenDataChange:
+    """A change of the data, and when it was told."""
+
+    attempt: int
+    change: DataChange
+    at: float
 
 
 @dataclass(frozen=True, slots=True)

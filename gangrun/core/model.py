@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
-from gangrun.core.evidence import Evidence, NodeFinding, Reported, SeenAlert, SeenAnomaly, SeenDivergence
+from gangrun.core.evidence import (
+    Evidence,
+    NodeFinding,
+    Reported,
+    SeenAlert,
+    SeenAnomaly,
+    SeenDataChange,
+    SeenDivergence,
+)
 from gangrun.core.versions import Ranks
 
 
@@ -145,6 +153,14 @@ class SdcCheck(str, Enum):
 
     OFF = "off"
     SAVES = "saves"  # the weights and the optimizer's state, at each save
+
+
+class OnDataChange(str, Enum):
+    """What is done about data that changed under a resumed run; OFF: nobody looks."""
+
+    OFF = "off"
+    ALERT = "alert"
+    STOP = "stop"
 
 
 class Level(Enum):
@@ -632,6 +648,7 @@ class RunState:
     marks: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # node -> (incarnation, newest seq)
     anomalies: tuple[SeenAnomaly, ...] = ()  # of the training's numbers, oldest first
     divergences: tuple[SeenDivergence, ...] = ()  # of copies that ranks compared, oldest first
+    data_changes: tuple[SeenDataChange, ...] = ()  # that resumed attempts found, oldest first
     alerts: tuple[SeenAlert, ...] = ()  # of its speed and resources, oldest first
     slowing: tuple[NodeFinding, ...] = ()  # findings that may explain why a rank is slow, oldest first
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gangrun.core.model import OnAnomaly, OnSlowRank, Savers, SdcCheck
+from gangrun.core.model import OnAnomaly, OnDataChange, OnSlowRank, Savers, SdcCheck
 
 SETTLE_MAX_S = 10.0
 
@@ -101,6 +101,7 @@ class Policy:
     poison_times_count: int = 2  # the same failure, so often, before it is set aside
     on_anomaly: OnAnomaly = OnAnomaly.ALERT  # a loss that is not finite or blew up, and stays so
     on_slow_rank: OnSlowRank = OnSlowRank.ALERT  # that slows all others down
+    data_checksums: OnDataChange = OnDataChange.OFF  # are samples compared with those of the checkpoint
     sdc_check: SdcCheck = SdcCheck.OFF  # what ranks compare that hold copies of the same weights
     skip_batches_count: int = 0  # global batches that are left out after a rollback
     replica_ranks_count: int = 0  # consecutive ranks that can complete a step without all others; 0: the whole gang

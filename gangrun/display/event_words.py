@@ -239,7 +239,9 @@ def _of_numbers(event: ev.AnomalySeen | ev.SelfCheckFailed) -> str:
         case ev.AnomalySeen(anomaly=found):
             return f"rank {event.rank} on {event.node} reported a {found.what} of {found.value} at step {found.step}"
         case ev.SelfCheckFailed(checks=checks):
-            return self_checks.past_words(checks.divergence) if checks.divergence is not None else "no check failed"
+            copies = self_checks.past_words(checks.divergence) if checks.divergence is not None else ""
+            data = self_checks.change_words(checks.data) if checks.data is not None else ""
+            return "; ".join(filter(None, (copies, data))) or "no check failed"
 
 
 def _observations(observations: Iterable[RankObservation]) -> str:

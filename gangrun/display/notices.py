@@ -58,7 +58,9 @@ class NoticeReader:
         if record.kind == "AnomalySeen" and (record.event.get("anomaly") or {}).get("lasting"):
             yield NewsItem("attention", f"anomaly-{key}", f"{name}: the training looks bad", record.reason, "warning")
         if record.kind == "SelfCheckFailed":
-            yield NewsItem("attention", f"check-{key}", f"{name}: silent corruption", record.reason, "warning")
+            yield NewsItem(
+                "attention", f"check-{key}", f"{name}: a check in the script failed", record.reason, "warning"
+            )
         if record.phase == record.was:
             return
         match record.phase:

@@ -147,6 +147,7 @@ def warning_words(status: Status, look: PageFormat) -> list[str]:
     newest = status.attempts[-1].number if status.attempts else -1
     told += [clean(one.words) for one in status.anomalies if one.attempt == newest]
     told += [clean(one.words) for one in status.divergences if one.attempt == newest]
+    told += [clean(one.words) for one in status.data_changes if one.attempt == newest]
     holding = [one for one in status.alerts if one.attempt == newest and one.until is None]
     told += [_alert_words(one, look) for one in holding if status.exit_code is None]
     if words := failure_words(status.saves, look.now):

@@ -16,7 +16,7 @@ import msgspec
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import RunPaths, read_notifications
-from gangrun.core.evidence import LOSS, NORM, SeenAlert, SeenAnomaly, SeenDivergence
+from gangrun.core.evidence import LOSS, NORM, SeenAlert, SeenAnomaly, SeenDataChange, SeenDivergence
 from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, Phase, RunState
 from gangrun.core.nodes.standing import active
 from gangrun.core.nodeset import natural_sort
@@ -217,6 +217,16 @@ class DivergenceStatus(msgspec.Struct, frozen=True, kw_only=True):
     words: str
 
 
+class DataChangeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples that were not what they had been when the checkpoint was saved that an attempt resumed from."""
+
+    attempt: int
+    compared: int
+    changed: int
+    samples: tuple[int, ...]  # the first of them, by index
+    words: str
+
+
 class AlertStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A slow rank, a training that became slower, or a node that runs out of something."""
 
@@ -257,6 +267,7 @@ class Status(msgspec.Struct, kw_only=True):
     grad_norm: float | str | None = None
     anomalies: tuple[AnomalyStatus, ...] = ()  # of loss and gradient norm, over all attempts
     divergences: tuple[DivergenceStatus, ...] = ()  # of weights that ranks compared (--sdc-check), over all attempts
+    data_changes: tuple[DataChangeStatus, ...] = ()  # under resumed attempts (--data-checksums)
     alerts: tuple[AlertStatus, ...] = ()  # of speed and resources, over all attempts
     total_steps: int | None = None
     steps_per_s: float | None = None
@@ -425,6 +436,7 @@ def _add_state(status: Status, reading: RunSnapshot, state: RunState, now: float
         setattr(status, name, getattr(figures, name))
     status.anomalies = tuple(map(_anomaly, state.anomalies))
     status.divergences = tuple(map(_divergence, state.divergences))
+    status.data_changes = tuple(map(_data_change, state.data_changes))
     status.alerts = tuple(_alert(one, state, walls.wall) for one in state.alerts)
     status.lost_s = lost_s(state.attempts)
     status.checkpoint = _checkpoint(state.checkpoints.newest, reading)
@@ -464,6 +476,16 @@ def _divergence(seen: SeenDivergence) -> DivergenceStatus:
         attempt=seen.attempt, step=one.step, agreed_step=one.agreed_step if one.agreed_step >= 0 else None,
         odd_ranks=one.odd, copies=one.copies_count, agreeing=one.agreeing_count, tensor=one.name,
         tensors=one.tensors_count, words=past_words(one),
+    )  # fmt: skip
+
+
+def _data_change(seen: SeenDataChange) -> DataChangeStatus:
+    from gangrun.core.recovery.self_checks import change_words  # likewise
+
+    one = seen.change
+    return DataChangeStatus(
+        attempt=seen.attempt, compared=one.compared_count, changed=one.changed_count, samples=one.samples,
+        words=change_words(one),
     )  # fmt: skip
 
 

@@ -72,6 +72,11 @@ def compares_saves() -> bool:
     return os.environ.get("GANGRUN_COMPARES_SAVES", "") == "1"
 
 
+def compares_data() -> bool:
+    """Are samples compared with those of the checkpoint (``--data-checksums``)?"""
+    return os.environ.get("GANGRUN_COMPARES_DATA", "") == "1"
+
+
 def run_id() -> str:
     """The run's id; "" outside gangrun."""
     return os.environ.get("GANGRUN_RUN", "")

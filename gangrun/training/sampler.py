@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gangrun.training.environment import skipped_batches
+from gangrun.training.data_checksums import DataChecksums
+from gangrun.training.environment import compares_data, skipped_batches
 
 _SCHEMA = 1
 
@@ -74,6 +75,8 @@ class GlobalBatchSampler:
         self._skips, self._trained_count = skipped_batches(), 0  # of this attempt
         self._order: tuple[int, torch.Tensor] | None = None
         self._first_batch: Callable[[], None] | None = None
+        looks = compares_data() and self.rank == 0 and hasattr(dataset, "__getitem__")
+        self._content = DataChecksums(dataset, self.dataset_size) if looks else None
 
     @property
     def epoch(self) -> int:
@@ -99,6 +102,8 @@ class GlobalBatchSampler:
         self._first_batch = then
 
     def __iter__(self) -> Iterator[list[int]]:
+        if self._content is not None:
+            self._content.record()
         number = self._trained_count
         position = self.consumed + self._left_out(number) * self.global_batch
         then, self._first_batch = self._first_batch, None
@@ -143,7 +148,9 @@ class GlobalBatchSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """The global position; the same on all ranks."""
+        content = {} if self._content is None else {"content": self._content.state()}
         return {
+            **content,
             "schema": _SCHEMA,
             "consumed": self.consumed,
             "epoch": self.epoch,
@@ -164,3 +171,5 @@ class GlobalBatchSampler:
                     "samples would come twice or never"
                 )
         self.consumed = int(state["consumed"])
+        if self._content is not None and "content" in state:
+            self._content.compare(state["content"])

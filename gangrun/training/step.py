@@ -75,6 +75,7 @@ class _State:
         self.told_at = -1  # at this step
         self.pending = False  # told, and not yet known to be done
         self.held = False  # a Checkpointer says itself when it is done, which the next step does not say
+        self.findings: dict[str, bytes] = {}  # of checks in this script
         self.reads = False  # the script reads requests to save, and the agent was told so
         self.report: Report = _report_nothing if words is None else _first_reporter(words, self)
 
@@ -340,12 +341,14 @@ def step_in_memory(step: int, losses_count: int) -> None:
         words.ints[progress.W_KEPT] = step + 1
 
 
-def report_findings(findings: bytes) -> None:
-    """Tell gangrun what a check in this script found: ``core.evidence.SelfChecks`` as JSON."""
-    words = (_state or _attach()).words
-    if words is not None and not follows_rank_of_node():
+def report_finding(name: str, finding: bytes) -> None:
+    """Tell gangrun what a check in this script found: a field of ``evidence.SelfChecks``, and its value as JSON."""
+    state = _state or _attach()
+    if state.words is not None and not follows_rank_of_node():
+        state.findings[name] = finding
+        found = b",".join(b'"%b":%b' % (field.encode(), value) for field, value in state.findings.items())
         with suppress(OSError):  # what cannot be told is not told
-            progress.write_findings(slot_path(), words, findings)
+            progress.write_findings(slot_path(), state.words, b"{%b}" % found)
 
 
 def hold_requests() -> None:

@@ -65,6 +65,7 @@ from gangrun.core.evidence import (
     AlertKind,
     Anomaly,
     AnomalyKind,
+    DataChange,
     Divergence,
     DriverReport,
     ErrorReport,
@@ -184,6 +185,7 @@ def of_attempt(number: int, draw: Any) -> Event:
     )  # fmt: skip
     some = st.lists(ranks, max_size=3, unique=True).map(tuple)
     divergences = st.builds(Divergence, steps, steps, words, st.just(1), st.integers(2, 4), st.integers(1, 3), some)
+    changes = st.none() | st.builds(DataChange, st.just(9), st.integers(1, 9), some)
     it = st.just(number)
     drawn: Event = draw(
         st.one_of(
@@ -197,7 +199,7 @@ def of_attempt(number: int, draw: Any) -> Event:
             st.builds(FirstStepSeen, it, steps),
             st.builds(ProgressMarked, it, steps),
             st.builds(AnomalySeen, it, ranks, names, anomalies, st.integers(1, 4)),
-            st.builds(SelfCheckFailed, it, ranks, names, st.builds(SelfChecks, st.none() | divergences)),
+            st.builds(SelfCheckFailed, it, ranks, names, st.builds(SelfChecks, st.none() | divergences, changes)),
             st.builds(AlertSeen, it, st.builds(Alert, st.sampled_from(AlertKind), names, ranks), flag),
             st.builds(ProgressStalled, it, st.just(130.0), st.just(120.0), st.lists(seen, max_size=3).map(tuple)),
             st.builds(StacksTaken, it, st.lists(stack, max_size=3).map(tuple)),

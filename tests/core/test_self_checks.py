@@ -6,8 +6,8 @@ import pytest
 
 from gangrun.core.actions import CheckNodes, ChooseResume
 from gangrun.core.events import AttemptSealed, CancelRequested, GangStarted, NoneValid, RankFinished, SelfCheckFailed
-from gangrun.core.evidence import Divergence, SelfChecks
-from gangrun.core.model import Outcome, Phase
+from gangrun.core.evidence import DataChange, Divergence, SelfChecks
+from gangrun.core.model import OnDataChange, Outcome, Phase
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import self_checks
 from gangrun.core.recovery.self_checks import KEPT_MAX_COUNT, ODD_MAX_COUNT, vote
@@ -206,3 +206,40 @@ def test_few_are_kept_and_each_kind_has_its_words() -> None:
     two = Divergence(40, 30, "w", 1, 5, 3, (1, 9))
     assert "rank 1 on n0 and rank 9 differ at step 40" in self_checks.told(life.state, two)
     assert "rank 1 differs" in self_checks.verdict(Divergence(40, 30, "w", 1, 5, 4, (1,)), None).sentence
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+CHANGED = SelfChecks(data=DataChange(256, 20, (3, 7)))
+
+
+def test_changed_data_are_an_alert_with_the_samples() -> None:
+    life = Life().running(saved(30))
+    life.on(SelfCheckFailed(0, 0, "n0", CHANGED))
+    life.says("the data changed since the checkpoint was saved: 20 of 256 samples differ (indices 3, 7 and more)")
+    assert (life.phase, life.state.reason, life.actions) == (Phase.RUNNING, life.reason, ())
+    life.says("training goes on")
+    life.ignored(SelfCheckFailed(0, 0, "n0", CHANGED), "nothing new")
+    life.finish(0, 1, 2)
+    life.on(RankFinished(0, 3, "n1", life.now, 40, checks=SelfChecks(data=DataChange(256, 1, (3,)))))
+    life.stopped()
+    assert life.phase is Phase.SUCCEEDED and len(life.state.data_changes) == 2
+
+
+def test_changed_data_end_the_run_if_the_user_asked_for_it() -> None:
+    life = Life(policy=Policy(data_checksums=OnDataChange.STOP)).launching(saved(30))
+    life.on(SelfCheckFailed(0, 0, "n0", SelfChecks(data=DataChange(9, 1, (1,)))))
+    assert life.phase is Phase.STARTING
+    life.on(GangStarted(0))
+    life.on(SelfCheckFailed(0, 0, "n0", CHANGED))
+    assert life.phase is Phase.STOPPING
+    life.stopped()
+    assert (life.phase, life.state.attempts[-1].outcome) == (Phase.FAILED, "data")
+    life.says("20 of 256 samples differ", "because of --data-checksums stop")
+
+
+def test_changed_data_and_copies_that_differ_at_once_are_both_told() -> None:
+    life = Life().running(saved(30))
+    life.on(SelfCheckFailed(0, 0, "n0", SelfChecks(ODD, CHANGED.data)))
+    assert life.phase is Phase.STOPPING
+    life.says("silent corruption: rank 2 on n1", "the data changed")

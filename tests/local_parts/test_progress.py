@@ -192,8 +192,8 @@ def test_what_a_check_in_the_script_found_reaches_the_agent_and_rubbish_does_not
 ) -> None:
     reports = ScriptReports(3, slot, RankLogs("n0", tmp_path / "logs", LogSpec(), lambda: 0.0))
     assert reports.checks() is None
-    step.report_findings(b'{"divergence": null}')
+    step.report_finding("divergence", b"null")
     assert reports.checks() == SelfChecks()
     for rubbish in (b"", b"[1]", b'{"divergence": 7}', b"[" * 60_000):
-        step.report_findings(rubbish)
+        step.report_finding("divergence", rubbish)
         assert reports.checks() == SelfChecks(), rubbish[:20]

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from gangrun.training.save.replicas import BLOCK_WORDS
-from tests.training.harness import run_program
+pytest.importorskip("torch")
+import torch
 
-torch = pytest.importorskip("torch")
-from gangrun.training.save.replicas import checksum  # noqa: E402 - it imports torch
+from gangrun.training.save.replicas import BLOCK_WORDS, checksum
+from tests.training.harness import run_program
 
 TENSORS = {
     "one": torch.tensor([1.5]),

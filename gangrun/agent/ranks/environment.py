@@ -207,7 +207,8 @@ JOB_ID = "SLURM_JOB_ID"
 TAG = "GANGRUN_RANK_TAG"
 _OF_THIS_RUN = (
     "GANGRUN_RESUME", "GANGRUN_RESUME_STEP", "GANGRUN_SAVE_SIGNAL", "GANGRUN_CHECKPOINT_DIR", "GANGRUN_MEMORY_PARITY",
-    "GANGRUN_FLUSH_EVERY", "GANGRUN_PER_NODE", "GANGRUN_SKIP_BATCHES", "GANGRUN_COMPARES_SAVES", IMPORTS_FILE,
+    "GANGRUN_FLUSH_EVERY", "GANGRUN_PER_NODE", "GANGRUN_SKIP_BATCHES", "GANGRUN_COMPARES_SAVES",
+    "GANGRUN_COMPARES_DATA", IMPORTS_FILE,
 )  # fmt: skip
 _OF_A_RANK = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
@@ -254,6 +255,7 @@ class GangSpec:
     gpu_use: Callable[[], dict[int, GpuUse]] = dict  # how they are used, by CUDA's number, if it was read since
     hang_watch: bool = True
     compares_saves: bool = False  # ranks look for silent corruption at each save
+    compares_data: bool = False  # rank 0 looks whether samples changed
     trends: TrendPolicy = field(default_factory=TrendPolicy)
 
     @property
@@ -392,6 +394,7 @@ def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict
         "GANGRUN_PLACE_PAGE": str(files.place) if place.is_sampled else "",
         "GANGRUN_SKIP_BATCHES": ",".join(f"{after}:{count}" for after, count in order.skip_batches),
         "GANGRUN_COMPARES_SAVES": "1" if spec.compares_saves else "",
+        "GANGRUN_COMPARES_DATA": "1" if spec.compares_data else "",
         "GANGRUN_PER_NODE": "1" if spec.per_node else "",
         IMPORTS_FILE: str(files.imports) if spec.is_warm else "",
         "GANGRUN_MEMORY_PARITY": spec.checkpoint.memory_parity,

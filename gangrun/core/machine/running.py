@@ -26,7 +26,7 @@ from gangrun.core.events import (
     SelfCheckFailed,
     StacksTaken,
 )
-from gangrun.core.evidence import Evidence, Hang, RankExit
+from gangrun.core.evidence import AnomalyStop, Divergence, Evidence, Hang, RankExit
 from gangrun.core.machine import total_time
 from gangrun.core.machine.completion import completion, crashed_after_its_end, with_last_figures
 from gangrun.core.machine.node_events import observed
@@ -43,7 +43,7 @@ from gangrun.core.machine.transitions import (
     with_evidence,
     without_deadline,
 )
-from gangrun.core.model import After, OnAnomaly, Phase, RunState
+from gangrun.core.model import After, OnAnomaly, OnDataChange, Phase, RunState
 from gangrun.core.nodes import growth, planned_replacement
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import alerts, anomalies, blame_hang, budget, error_rules, move, self_checks
@@ -297,21 +297,38 @@ def self_check_failed(state: RunState, event: SelfCheckFailed, now: float, polic
     """A check in the script found something. Copies that differ stop all ranks, where they show what is at fault."""
     if not may_hold_ranks(state):
         return refused(state, NOT_LAUNCHED)
+    state, changed = self_checks.with_change(state, event.checks.data, now)
     found = event.checks.divergence
-    if found is None or self_checks.is_known(state, found):
+    if found is not None and not self_checks.is_known(state, found):
+        return _copies_differ(state, found, changed, now, policy)
+    if not changed:
         return ignored(state, "nothing new")
-    before, told = state.attempt.evidence, self_checks.told(state, found)
-    is_up = state.phase is Phase.RUNNING
+    if state.phase is Phase.RUNNING and policy.data_checksums is OnDataChange.STOP:
+        said = f"{changed}; all ranks stop, because of --data-checksums stop"
+        stop = AnomalyStop(-1, said, is_final=True, is_data=True)
+        return _stop_for_check(state, replace(state.attempt.evidence, anomaly=stop), changed, said, now, policy)
+    return stay(state, f"{changed}; training goes on", loud=state.phase is Phase.RUNNING)
+
+
+def _copies_differ(state: RunState, found: Divergence, changed: str, now: float, policy: Policy) -> Decision:
+    told = "; ".join(filter(None, (self_checks.told(state, found), changed)))
+    is_up, before = state.phase is Phase.RUNNING, state.attempt.evidence
     state = self_checks.noted(state, found, now, policy)
     evidence = state.attempt.evidence
     if evidence.divergence is None:
         return stay(state, f"{told}; training goes on, and nothing more is compared in this attempt", loud=is_up)
     if not is_up:
         return stay(state, told)
+    reason = f"{told}; all ranks go back to the newest checkpoint at which they agreed"
+    return _stop_for_check(with_evidence(state, before), evidence, told, reason, now, policy)
+
+
+def _stop_for_check(
+    state: RunState, evidence: Evidence, told: str, reason: str, now: float, policy: Policy
+) -> Decision:
     if policy.observe:
         would = observed(state, evidence, told, now, policy)
-        return replace(would, state=with_evidence(would.state, before))
-    reason = f"{told}; all ranks go back to the newest checkpoint at which they agreed"
+        return replace(would, state=with_evidence(would.state, state.attempt.evidence))
     return stop_all(state, now, policy, After.JUDGE, reason, evidence)
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gangrun.core.evidence import Divergence, SeenDivergence, SelfChecks
+from gangrun.core.evidence import DataChange, Divergence, SeenDataChange, SeenDivergence, SelfChecks
 from gangrun.core.model import Cause, Cure, Failure, Placement, Poisoned, RunState, Verdict
 from gangrun.core.nodes.placement import node_of_rank
 from gangrun.core.nodeset import natural_sort
@@ -77,9 +77,33 @@ def noted(state: RunState, found: Divergence, at: float, policy: Policy) -> RunS
 
 def with_last_words(state: RunState, checks: SelfChecks | None, at: float, policy: Policy) -> RunState:
     """The state that knows what a rank had found when it ended."""
-    if checks is None or checks.divergence is None or is_known(state, checks.divergence):
+    if checks is None:
+        return state
+    state, _ = with_change(state, checks.data, at)
+    if checks.divergence is None or is_known(state, checks.divergence):
         return state
     return noted(state, checks.divergence, at, policy)
+
+
+def with_change(state: RunState, change: DataChange | None, at: float) -> tuple[RunState, str]:
+    """The state that knows of changed data, and the news; "" if there is none."""
+    number = state.attempt.number
+    if change is None or any((one.attempt, one.change) == (number, change) for one in state.data_changes):
+        return state, ""
+    kept = (*state.data_changes, SeenDataChange(number, change, at))[-KEPT_MAX_COUNT:]
+    return replace(state, data_changes=kept), change_words(change)
+
+
+def change_words(change: DataChange) -> str:
+    """``the data changed since the checkpoint was saved: 3 of 256 samples differ (indices 4, 17, 90)``."""
+    indices = "index" if change.changed_count == 1 else "indices"
+    shown = listed([str(index) for index in change.samples])
+    more = " and more" if change.changed_count > len(change.samples) else ""
+    compared = counted(change.compared_count, "sample")
+    return (
+        f"the data changed since the checkpoint was saved: {change.changed_count} of {compared} differ"
+        f" ({indices} {shown}{more})"
+    )
 
 
 # ---- what follows ----------------------------------------------------------------------------------------------------

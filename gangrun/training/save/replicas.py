@@ -21,7 +21,7 @@ import msgspec
 import torch
 from torch import nn
 
-from gangrun.core.evidence import Divergence, SelfChecks
+from gangrun.core.evidence import Divergence
 from gangrun.core.recovery.self_checks import vote
 from gangrun.training import step as progress
 from gangrun.training.ranks import RankGroup
@@ -159,7 +159,7 @@ class Comparison:
             return ""
         found = self._voted(step, told)
         self.stopped = not found.odd
-        progress.report_findings(msgspec.json.encode(SelfChecks(found)))
+        progress.report_finding("divergence", msgspec.json.encode(found))
         return DIFFER
 
     def _differing(self, summaries: list[tuple[Summary, ...]]) -> tuple[int, int, int] | tuple[()]:

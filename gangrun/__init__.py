@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gangrun.core.checkpoints.retention import Keep as Keep
     from gangrun.training.checkpointer import Checkpointer as Checkpointer
     from gangrun.training.checkpointer import CheckpointWarning as CheckpointWarning
+    from gangrun.training.data_streams import DataStreams as DataStreams
     from gangrun.training.environment import ResumePoint as ResumePoint
     from gangrun.training.environment import resume_info as resume_info
     from gangrun.training.sampler import GlobalBatchSampler as GlobalBatchSampler
@@ -28,6 +29,7 @@ _PUBLIC = {
     "Checkpointer": "gangrun.training.checkpointer",
     "CheckpointError": "gangrun.training.state",
     "CheckpointWarning": "gangrun.training.checkpointer",
+    "DataStreams": "gangrun.training.data_streams",
     "GlobalBatchSampler": "gangrun.training.sampler",
     "HuggingFaceCallback": "gangrun.training.integrations.hugging_face",
     "LightningCallback": "gangrun.training.integrations.trainers",
@@ -44,6 +46,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointWarning",
     "Checkpointer",
+    "DataStreams",
     "GlobalBatchSampler",
     "HuggingFaceCallback",
     "Keep",

@@ -127,6 +127,14 @@ def test_an_sdc_check_that_cannot_be_is_refused(home: Path, gangrun: Call, text:
     assert said.code == 2 and f"--sdc-check: {text!r} is not one of off, saves" in said.err, said.err
 
 
+@pytest.mark.parametrize("text", ["on", "rollback", ""])
+def test_an_action_on_changed_data_that_cannot_be_is_refused(home: Path, gangrun: Call, text: str) -> None:
+    for one in ("off", "alert", "stop"):
+        assert layered({"data_checksums": one.upper()}, {}, ())["data_checksums"].value == one
+    said = gangrun("submit", "--dry-run", "--data-checksums", text, "true")
+    assert said.code == 2 and f"--data-checksums: {text!r} is not one of off, alert, stop" in said.err, said.err
+
+
 @pytest.mark.parametrize("text", ["USR1", "SIGUSR1", "usr1", "10"])
 def test_a_save_signal_is_taken_in_every_usual_spelling(text: str) -> None:
     assert layered({"save_signal": text}, {}, ())["save_signal"].value == "USR1"

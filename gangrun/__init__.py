@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from gangrun.core.checkpoints.retention import Keep as Keep
     from gangrun.training.checkpointer import Checkpointer as Checkpointer
     from gangrun.training.checkpointer import CheckpointWarning as CheckpointWarning
-    from gangrun.training.data_streams import DataStreams as DataStreams
     from gangrun.training.environment import ResumePoint as ResumePoint
     from gangrun.training.environment import resume_info as resume_info
+    from gangrun.training.sampler import DataStreams as DataStreams
     from gangrun.training.sampler import GlobalBatchSampler as GlobalBatchSampler
     from gangrun.training.state import CheckpointError as CheckpointError
     from gangrun.training.step import phase as phase
@@ -29,7 +29,7 @@ _PUBLIC = {
     "Checkpointer": "gangrun.training.checkpointer",
     "CheckpointError": "gangrun.training.state",
     "CheckpointWarning": "gangrun.training.checkpointer",
-    "DataStreams": "gangrun.training.data_streams",
+    "DataStreams": "gangrun.training.sampler",
     "GlobalBatchSampler": "gangrun.training.sampler",
     "HuggingFaceCallback": "gangrun.training.integrations.hugging_face",
     "LightningCallback": "gangrun.training.integrations.trainers",

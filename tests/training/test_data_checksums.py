@@ -16,7 +16,7 @@ import torch
 from gangrun import GlobalBatchSampler
 from gangrun.core.evidence import DataChange, SelfChecks
 from gangrun.training import step
-from gangrun.training.data_checksums import SAMPLES_COUNT, SHOWN_COUNT, sample_checksum
+from gangrun.training.sampler import SAMPLES_COUNT, SHOWN_COUNT, sample_checksum
 from gangrun.wire.progress import ProgressPage, read_findings
 
 

@@ -1,4 +1,4 @@
-"""Draws docs/failures.md from gangrun/core/recovery/error_rules.py:  python docs/draw_failures.py [--check]."""
+"""Draws docs/failures.md from gangrun/core/recovery/failure_texts.py:  python docs/draw_failures.py [--check]."""
 
 import sys
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 from gangrun.core.model import Cure
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import budget
-from gangrun.core.recovery.error_rules import RULES, Rule
+from gangrun.core.recovery.failure_texts import RULES, Rule
 
 PAGE = Path(__file__).parent / "failures.md"
 HEAD = """# What gangrun concludes from an error text
 
-Drawn by `docs/draw_failures.py` from the table in `gangrun/core/recovery/error_rules.py`; a test keeps the two equal.
+Drawn by `docs/draw_failures.py` from the table in `gangrun/core/recovery/failure_texts.py`; a test keeps the two equal.
 
 When a rank fails, gangrun reads its exception, the causes of that exception, and the last lines of its stderr. If the
 exception only says that another process failed (`ChildFailedError`, ...), the last lines decide. The first row that

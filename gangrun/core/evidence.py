@@ -38,7 +38,7 @@ class RankExit:
     step: int = -1  # the last step that it reported; -1: it reported none
     tail: tuple[str, ...] = ()  # the lines of its stderr that tell most; texts too: ``running.abridged``
     written_at: float = 0.0  # when its error was written; 0.0: nobody knows
-    mark: str = ""  # the row of ``error_rules`` that its own words matched; "-": none; "": nobody looked yet
+    mark: str = ""  # the row of ``failure_texts`` that its own words matched; "-": none; "": nobody looked yet
     shown: tuple[str, ...] = ()  # the rows that lines of its stderr matched, in the table's order
     log_step: int = -1  # the highest that it printed, if it reported none
     log_reach: int = -1  # the highest that it may have done unseen, as its lines go: they may not tell each step

@@ -11,7 +11,8 @@ from gangrun.core.evidence import ErrorReport, Evidence, RankExit
 from gangrun.core.model import Cause, Cure, Failure
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import error_rules
-from gangrun.core.recovery.error_rules import RULES, rule_of
+from gangrun.core.recovery.error_rules import rule_of
+from gangrun.core.recovery.failure_texts import RULES
 from tests.core.test_blame import error, fell, judge, placed
 
 THREE = placed("n1", "n2", "n3")

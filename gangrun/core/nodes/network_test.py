@@ -1,6 +1,6 @@
 """Nodes that meet in pairs, because ranks lost each other's connection and nothing else says why.
 
-The text of the failure asks for it (``Cure.MEET`` in ``error_rules``), and no rank, node or device is known to have
+The text of the failure asks for it (``Cure.MEET`` in ``failure_texts``), and no rank, node or device is known to have
 failed first. The nodes that others name come first, then those whose ranks lost a peer, then references. All of them
 are idle meanwhile, so the next attempt waits, for at most ``WITHIN_S``. Only a failed test counts against a node: one
 that gets through to nobody, while its partners get through to others. A pair that fails alone is a link: of its two
@@ -19,6 +19,7 @@ from gangrun.core.nodes.meetings import Meeting, Pair
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import error_rules
+from gangrun.core.recovery.failure_texts import Rule
 from gangrun.core.text import listed, one_line
 
 NODES_MAX_COUNT = 32  # the rest of a larger gang is not tested
@@ -47,7 +48,7 @@ def begun(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tupl
     return state, f"; the network between {fold(natural_sort(nodes))} is tested first"
 
 
-def _asks(rule: error_rules.Rule | None) -> bool:
+def _asks(rule: Rule | None) -> bool:
     return rule is not None and rule.few is Cure.MEET
 
 

@@ -21,7 +21,8 @@ from gangrun.core.nodes.standing import shared_by_check, shared_nodes
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import blame_hang, error_rules, move, self_checks, signatures
-from gangrun.core.recovery.error_rules import Rule, Spread
+from gangrun.core.recovery.error_rules import Spread
+from gangrun.core.recovery.failure_texts import VICTIMS, Rule
 from gangrun.core.text import counted, finding_told, last_lines, listed, one_line, signal_name
 
 SIGKILL = 9
@@ -159,7 +160,7 @@ def is_victim(rank_exit: RankExit) -> bool:
     """Did it end because others had, or because we stopped it?"""
     rule = error_rules.rule_of(rank_exit)
     if rank_exit.by_us or rule is not None:
-        return rank_exit.by_us or (rule is not None and rule.few in error_rules.VICTIMS)
+        return rank_exit.by_us or (rule is not None and rule.few in VICTIMS)
     return rank_exit.error is not None and rank_exit.error.collective
 
 

@@ -29,7 +29,7 @@ def error_signature(error: ErrorReport) -> str:
 
 
 def rule_signature(name: str, cure: Cure, error: ErrorReport | None) -> str:
-    """Of an end whose text is known by a row of ``error_rules``; "" for what passes with time."""
+    """Of an end whose text is known by a row of ``failure_texts``; "" for what passes with time."""
     match cure:
         case Cure.WAIT:
             return ""

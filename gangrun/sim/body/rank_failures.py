@@ -2,7 +2,7 @@
 
 A ``LastingFailure`` strikes every gang, as a sick device or a bug does, until it is over. A rank writes its error first
 and ends a little later, as destructors take their time. What SIGTERM ends before has written nothing. ``ERROR_TEXTS``
-has real texts that rows of ``core.recovery.error_rules`` match, and ends without a text: an exit code, a signal.
+has real texts that rows of ``core.recovery.failure_texts`` match, and ends without a text: an exit code, a signal.
 ``REMARKS`` are lines that healthy ranks write, and that such rows match too.
 """
 

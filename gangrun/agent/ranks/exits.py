@@ -34,7 +34,8 @@ from gangrun.wire.progress import ProgressPage
 _FRAME = re.compile(r'^[\s>]*File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.*))?$')
 _RICH_FRAME = re.compile(r"^│ (?P<file>\S.*?):(?P<line>\d+) in (?P<function>\S+)")
 _LAST = re.compile(
-    r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Timeout|[A-Z]\w*))(?:: (?P<message>.*))?$"
+    r"^(?P<kind>Exception|[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Timeout|[A-Z]\w*))"
+    r"(?:: (?P<message>.*))?$"
 )
 # With what a logger, a launcher or a progress bar puts before it, or as rich frames it.
 _START = re.compile(r"^(?P<prefix>.{0,200}?)(?:Traceback \(most recent call last\):\s*$|╭─+ Traceback \(most recent)")

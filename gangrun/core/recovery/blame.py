@@ -371,6 +371,12 @@ def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, evidence: 
         cause = Cause.STORAGE if cure is Cure.WAIT else Cause.ENVIRONMENT
     blamed = spread.nodes if cure is Cure.EXCLUDE else ()
     is_whole = _is_whole_node(first, spread, scene)
+    if rule.name == "refused" and scene.attempt_step >= 0:
+        cause = Cause.SERVICE  # it had been asked rightly before
+    elif is_whole and cause is Cause.USAGE:
+        cause = Cause.ENVIRONMENT  # ranks on other nodes read the same script and modules
+    elif is_whole and rule.name == "storage-full":
+        cause = Cause.LOCAL_DISK  # what all nodes share is full on all
     may_be_way = (cause in _REACHED and is_sure) or (cause is Cause.KILLED and is_whole)
     may_be_its = cure in _OF_NODES or (cure is Cure.WAIT and may_be_way and not has_one_node)
     suspects = spread.nodes if may_be_its and not spread.is_many else ()

@@ -24,6 +24,7 @@ from functools import cache
 from gangrun.core.evidence import ErrorReport, RankExit
 from gangrun.core.model import Cause, Cure
 from gangrun.core.nodeset import fold, natural_sort
+from gangrun.core.recovery import speakers
 from gangrun.core.recovery.failure_texts import RULES, TEST, VICTIMS, Rule
 from gangrun.core.text import cut_middle, signal_name
 
@@ -48,8 +49,9 @@ OF_ONE_GPU = frozenset({"gpu-ecc", "gpu-lost"})  # said by the rank that has it,
 COMPARED = tuple(rule for rule in RULES if rule.few not in VICTIMS and rule.cause is not Cause.KILLED)
 _VAGUE = frozenset(
     {rule.name for rule in RULES if rule.few in (*VICTIMS, TEST)}
-    | {"save-failed", "nccl-cuda", "nccl-usage", "nccl-internal", "gpu-other"}
+    | {"save-failed", "nccl-cuda", "nccl-usage", "nccl-internal", "gpu-other", "fabric-other", "service-other"}
 )
+_FATAL = frozenset({"fabric", "fabric-other", "container"})  # who writes these lines ends the process, whatever it writes after them
 # Beside an exception only these count in stderr, where warnings of all kinds stand too. Beside a plain one they count
 # in its causes only: code that handles an error may have a bug of its own.
 _BESIDE = frozenset(
@@ -121,9 +123,10 @@ def _lost_a_peer(died: RankExit, own: Rule | None) -> bool:
 
 
 def _by_place(entry: str) -> tuple[bool, bool]:
-    """The last lines first; a crash as the interpreter ends follows from what stands before it."""
+    """The last lines first; what follows from others, such as a crash as the interpreter ends, after them."""
     rule = _rule_shown(entry)
-    return rule is not None and rule.cause is Cause.TEARDOWN, not entry.endswith(LAST)
+    follows = rule is not None and (rule.cause is Cause.TEARDOWN or rule.name in _FATAL)
+    return follows, not entry.endswith(LAST)
 
 
 def _rule_shown(entry: str) -> Rule | None:
@@ -147,10 +150,18 @@ def _own(died: RankExit) -> Rule | None:
         texts += last_words
     if error is None:
         texts.append(how_it_ended(died))
+    trace, is_bug = (error.traceback.lower() if error is not None else ""), is_plain(died)
     found = [
-        _match(cut_middle(text, TEXT_MAX_CHARS), beside=bool(i) and is_plain(died)) for i, text in enumerate(texts)
+        _match(cut_middle(text, TEXT_MAX_CHARS), "" if i else trace, beside=bool(i) and is_bug)
+        for i, text in enumerate(texts)
     ]
     known = [rule for rule in found if rule is not None]
+    if known and known[0].name == "storage-full" and speakers.is_of_memory(trace) and "/" not in texts[0]:
+        return BY_NAME["shared-memory"]
+    if not known and error is not None and not is_bug:
+        known = [
+            BY_NAME[name] for name in [speakers.place(cut_middle(texts[0], TEXT_MAX_CHARS).lower(), trace)] if name
+        ]
     return next((rule for rule in known if rule.name not in _VAGUE), known[0] if known else None)
 
 
@@ -179,10 +190,14 @@ def is_remark(line: str) -> bool:
     return _REMARK.search(line) is not None
 
 
-def _match(text: str, *, beside: bool = False) -> Rule | None:
+def _match(text: str, trace: str, *, beside: bool = False) -> Rule | None:
     text = text.lower()  # four times as fast as patterns that ignore the case
     for rule in RULES:
-        if (not beside or _counts_beside(rule)) and _patterns()[rule.name].search(text):
+        if (
+            (not beside or _counts_beside(rule))
+            and _patterns()[rule.name].search(text)
+            and not (rule.not_of and speakers.speaker_of(text, trace) in rule.not_of)
+        ):
             return BY_NAME["foreign-process"] if rule.cause is Cause.GPU_MEMORY and foreign_process(text) else rule
     return None
 
@@ -192,11 +207,19 @@ def _entries(lines: Iterable[str], rules: Iterable[Rule]) -> Iterator[str]:
     write the same write the same words, but for numbers. ``!``: in one of the last lines.
     """
     said = [line.lower() for line in lines if not is_remark(line)]
+    placed = [speakers.place_line(line) for line in said]
     for rule in rules:
         name = rule.name
         if rule.cause is Cause.GPU_MEMORY and any(map(foreign_process, said)):
             name = "foreign-process"
-        found = [(at, one[0]) for at, line in enumerate(said) if (one := _patterns()[rule.name].search(line))]
+        found = [
+            (at, one[0])
+            for at, line in enumerate(said)
+            if (one := _patterns()[rule.name].search(line))
+            and not (rule.not_of and speakers.speaker_of(line) in rule.not_of)
+        ]
+        known = {at for at, _ in found}
+        found += [(at, name) for at, place in enumerate(placed) if place == name and at not in known]
         last_at = len(said) - LAST_LINES_COUNT
         words = {
             f"{name}/{zlib.crc32(_NUMBER.sub('0', one).encode()) & 0xFFFF:04x}": at >= last_at for at, one in found
@@ -322,7 +345,7 @@ def _ended_it(died: RankExit, entry: str) -> bool:
     """Is it what a rank wrote last, just before it ended without an exception?"""
     by_itself = died.signal in (None, SIGABRT) and not died.by_us
     return (
-        entry.endswith(LAST)
+        (entry.endswith(LAST) or entry.partition("/")[0] in _FATAL)
         and died.written_at > 0
         and by_itself
         and (died.error is None or _class_of(died.error) in _OF_ANOTHER)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gangrun.core.model import Cause, Cure
+from gangrun.core.recovery.speakers import Speaker
 
 CUDA_DOCS = "CUDA runtime API, cudaError_t"
 NCCL_DOCS = "NCCL user guide, ncclResult_t and troubleshooting"
@@ -19,6 +20,9 @@ TORCH_SOURCE = "PyTorch, c10d"
 ERRNO = "errno(3)"
 HTTP = "RFC 9110, RFC 6585"
 ACCELERATORS = "CUDA runtime API, cudaError_t; HIP, Level Zero, Neuron, Gaudi, CANN and PJRT runtimes"
+
+PLACED = r"(?!x)x"  # matches nothing: the row has no words of its own, ``error_rules`` finds it in another way
+PEERS = frozenset({Speaker.FABRIC, Speaker.GANG})
 
 RESTART, ONCE, END, WAIT = Cure.RESTART, Cure.ONCE, Cure.END, Cure.WAIT
 EXCLUDE, TEST, MOVE, VICTIM, MEET = Cure.EXCLUDE, Cure.TEST, Cure.MOVE, Cure.VICTIM, Cure.MEET
@@ -36,6 +40,7 @@ class Rule:
     few: Cure  # seen on one node, or on a few of many
     many: Cure  # seen on many nodes at once
     source: str
+    not_of: frozenset[Speaker] = frozenset()  # whose words these are not, though the pattern matches them
 
 
 def _errno(numbers: str) -> str:
@@ -166,8 +171,12 @@ DEVICES: tuple[Rule, ...] = (
          r"|device already acquired|tpu is already in use|(tpu|accel|neuron|kfd)\w*[^\n]{0,60}resource busy"
          r"|resource busy: /dev/neuron|neuron cores?\(s\) not available",
          Cause.HARDWARE, EXCLUDE, ONCE, CUDA_DOCS),
-    Rule("foreign-process", "GPU memory that another program holds", r"(?!x)x",  # ``_foreign`` reads the numbers
+    Rule("foreign-process", "GPU memory that another program holds", PLACED,  # by the numbers
          Cause.FOREIGN_PROCESS, EXCLUDE, ONCE, "PyTorch, caching allocator"),
+    Rule("gpu-topology", "GPUs that do not see each other as they should",
+         r"failed to find reverse path|could not read node #|topo[^\n]{0,40}(fail|invalid|inconsistent)"
+         r"|(xml|graph/)\w*[^\n]{0,40}nccl warn[^\n]*fail",
+         Cause.HARDWARE, MOVE, END, NCCL_DOCS),
     Rule("rdma-missing", "a missing InfiniBand device",
          r"/sys/class/infiniband|net/ib ?: ?no (device|active|ib)|no ib devices? found|failed to open ib"
          r"|ibv_(open_device|get_device_list)"
@@ -190,6 +199,10 @@ DEVICES: tuple[Rule, ...] = (
          r"modify[_ ]qp\b.{0,120}(fail|error|timed out|unreachable)|(fail|error)\w*.{0,20}\bmodify[_ ]qp\b"
          r"|no remote registered memory access transport|\brtr\b.{0,40}(fail|error|timed out)",
          Cause.NETWORK, MOVE, WAIT, NCCL_DOCS),
+    Rule("fabric", "a network interface or a launcher's part that the process could not open",
+         r"initialize any net plugin|unable to find a protocol that worked|fi_getinfo\W[^\n]{0,20}fail"
+         r"|can't open hfi|assign_context command failed|fabric is not available",
+         Cause.NETWORK, MOVE, END, "libfabric, UCX, PSM2, PMIx; aws-ofi-nccl"),
     Rule("no-interface", "a network interface that the node does not have",
          r"no socket interface found|unable to find (interface|address) for|ifa != nullptr"
          r"|net/socket[^\n]{0,20}no interface found"
@@ -300,28 +313,42 @@ STORAGE: tuple[Rule, ...] = (
          Cause.LOCAL_DISK, EXCLUDE, WAIT, ERRNO),
     Rule("local-access", "a local directory that belongs to somebody else",
          r"errno (1|13)\].{0,60}: " + _LOCAL_PATH, Cause.ENVIRONMENT, MOVE, ONCE, ERRNO),
+    Rule("access", "a file that the process may not open or change",
+         r"permissionerror: \[errno (1|13)\](?![^\n]*: b?['\"](/proc|/sys|/dev))|" + _errno("12[6-9]")
+         + r"|key has (expired|been revoked)|required key not available",
+         Cause.ENVIRONMENT, MOVE, ONCE, ERRNO),
     Rule("mount-gone", "a mount that is gone",
          r"errno (6|19|40|70|71|103|10[78]|121)\][^\n]*: b?['\"]/|mount point.{0,40}(gone|not mounted"
          r"|does not exist)"
          r"|(remote i/o error|transport endpoint is not connected"
          r"|transport endpoint shutdown|no such device): ['\"]?/",
          Cause.STORAGE, EXCLUDE, WAIT, ERRNO),
+    Rule("quota", "storage of which the user's share is used up",
+         r"quota ?exceeded|exceeded[^\n]{0,20} quota|" + _errno("122"), Cause.STORAGE, MOVE, ONCE, ERRNO),
     Rule("storage-full", "storage that is full or read-only",
-         r"^(\S+: )?\[errno (28|30|122)\](?![^\n]*inotify)|no space left on device|disk quota exceeded|storagefull"
+         r"^(\S+: )?\[errno (28|30)\](?![^\n]*inotify)|no space left on device|storagefull"
          r"|mdb_map_full|"
-         + _errno("28|30|122") + r"(?![^\n]*inotify)"
+         + _errno("28|30") + r"(?![^\n]*inotify)"
          r"|database or disk is full|readonly database"
          r"|(oserror|checkpoint\w*|error).{0,200}read-only file system",
          Cause.STORAGE, MOVE, ONCE, ERRNO),
+    Rule("damaged-file", "a file whose content is damaged",
+         r"checksum (does not match|mismatch|fail)|(file|archive|data|record|checkpoint|shard|image)\w*[^\n]{0,20} corrupt"
+         r"|corrupt(ed)? (file|archive|data|record|checkpoint|image|jpeg)|datalosserror|truncated (file|record|parquet)"
+         r"|unexpected end of (data|file)|bytes for message body|(bad|wrong) magic|parquet magic bytes"
+         r"|file signature not found|invalid load key|pickle data was truncated|ran out of input|badzipfile"
+         r"|failed finding central directory|(incomplete|invalid)metadata|header ?too ?(large|small)"
+         r"|deserializing header|bad crc|crc (check|mismatch|error)|not a gzipped file|zlib\.error|premature end",
+         Cause.STORAGE, RESTART, ONCE, "torch, safetensors, HDF5, Arrow, tar and zip readers"),
     Rule("storage-error", "storage that does not answer as it should",
          r"" + _errno("5|37|70|71|107|108|112|116|121|512|52[1-9]") + r"|input/output error|stale (nfs )?file handle"
          r"|errno (11|14|35|61|10[0-4]|11[0-3])\][^\n]*: b?['\"]/|(host is down|connection timed out): ['\"]?/"
          r"|database is locked"
-         r"|remote i/o error|disk i/o error|medium error|unable to open database file|file read failed|datalosserror"
+         r"|remote i/o error|disk i/o error|medium error|unable to open database file|file read failed"
          r"|communication error on send"
          r"|transport endpoint (is not connected|shutdown)|no locks available|errno (16|26|39)\][^\n]*(\.nfs|busy)"
          r"|unable to (synchronously )?(lock|open) file.{0,80}(errno = (5|11|37)|unavailable)",
-         Cause.STORAGE, WAIT, WAIT, ERRNO),
+         Cause.STORAGE, WAIT, WAIT, ERRNO, PEERS),
     Rule("save-failed", "a file that could not be written",
          r"pytorchstreamwriter failed|write\(\): fd \d+ failed|unexpected pos \d+|basic_ios::clear|iostream error"
          r"|enforce fail at inline_container",
@@ -360,6 +387,8 @@ GANG: tuple[Rule, ...] = (
          r"|client socket has (timed out|failed to connect)|mpi_abort was invoked|mpi_err_\w+|fatal error in mpi_"
          r"|\bc10d store has failed|rendezvousconnectionerror|brokenprocesspool",
          Cause.VICTIMS_ONLY, MEET, MEET, GLOO_SOURCE),
+    Rule("fabric-other", "an error of the network between nodes", PLACED, Cause.NETWORK, RESTART, ONCE,
+         "MPI, UCX, libfabric"),
     Rule("nccl-internal", "an internal error of NCCL", r"ncclinternalerror"
          r"|internal error - please report this issue to",
          Cause.NETWORK, MOVE, ONCE, NCCL_DOCS),
@@ -383,6 +412,13 @@ SERVICES: tuple[Rule, ...] = (
          r"|ssl certificate problem|invalid peer certificate|requesttimetooskewed|clock.?skew"
          r"|in a reasonable timeframe",
          Cause.ENVIRONMENT, MOVE, ONCE, "OpenSSL; AWS and Google Cloud SDKs"),
+    Rule("refused", "a service that refuses what it was asked for",
+         r"\b(400|401|403|404|410|422) (client error|unauthorized|forbidden|not found|bad request)(?!.*rate.?limit)"
+         r"|(status|returned|response|http)\W{0,3}(error|code)?\W{0,3}(400|401|403|404|422)\b(?!.*rate.?limit)"
+         r"|accessdenied|invalidaccesskey|signaturedoesnotmatch|nosuch(bucket|key)|expiredtoken|tokenexpired"
+         r"|authenticationfailed|clientauthentication|permission_?error\"|permissiondenied|gatedrepo|repositorynotfound"
+         r"|revisionnotfound|(?<!local)entrynotfound|invalid api key|api key is invalid",
+         Cause.USAGE, MOVE, ONCE, HTTP),
     Rule("service", "a service outside the gang that does not answer",
          rf"^(?!({_NO_CLIENTS})\.)[a-z_][\w.]*\.\w*({_CLIENT_ERRORS})\w*(:|$)|please try again|after \d+ retries"
          r"|metadata (server|service)|metadata\.google|169\.254\.169\.254|upstream connect error|closed the connection"
@@ -408,7 +444,9 @@ SERVICES: tuple[Rule, ...] = (
          r"|operationtimedout"
          r"|(can't|cannot|couldn't|could not|unable to|failed to) connect to|all connection attempts failed"
          r"|^(socket\.timeout|timeouterror): .{0,20}timed out|protocolerror|chunkedencodingerror",
-         Cause.SERVICE, WAIT, WAIT, HTTP),
+         Cause.SERVICE, WAIT, WAIT, HTTP, PEERS),
+    Rule("service-other", "an error of the client of a service", PLACED, Cause.SERVICE, RESTART, ONCE,
+         "clients of object stores, hubs and trackers"),
     Rule("timeout", "a wait that took too long, such as for a batch or a lock",
          r"dataloader timed out after|worker timed out after \d+ seconds|^timeout \(\d+:\d\d:\d\d\)!"
          r"|^subprocess\.timeoutexpired|lockexception"
@@ -425,7 +463,7 @@ HOST: tuple[Rule, ...] = (
          r"|(pthread_create|fork|thread creation)[^\n]{0,60}(failed|unavailable)|errno 11\] resource temporarily",
          Cause.ENVIRONMENT, MOVE, ONCE, ERRNO),
     Rule("container", "a container that does not start",
-         r"\b(pyxis|enroot[-\w]*): |^fatal: +(container|while|could not open image|unable to handle)|oci runtime"
+         r"\b(pyxis|enroot[-\w]*): |spank_pyxis|^fatal: +(container|while|could not open image|unable to handle)|oci runtime"
          r"|unsquashfs|squashfuse|docker: error response",
          Cause.ENVIRONMENT, MOVE, ONCE, "enroot, pyxis, Apptainer"),
     Rule("killed", "a process that somebody killed",

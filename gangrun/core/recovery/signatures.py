@@ -96,7 +96,8 @@ def seen_before(
         ):
             continue
         same_place = not verdict.suspects or not sighting.nodes or set(verdict.suspects) & set(sighting.nodes)
-        if verdict.signature.startswith((_DEVICE, _START)) and same_place and nodes_count > 1:
+        one_node = bool(verdict.suspects or sighting.nodes) or verdict.signature.startswith(_START)
+        if verdict.signature.startswith((_DEVICE, _START)) and same_place and one_node and nodes_count > 1:
             continue
         if attempt_step >= 0 and sighting.step == attempt_step:
             return sighting

@@ -89,6 +89,7 @@ _CLASS_OF = {
     "collective error": "network",
 }
 _AGAIN = "same failure again"
+_OF_A_LOGGER = re.compile(r"\[(?!ERROR\] \d)")  # what follows a message; Ascend's messages have lines of their own
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch writes it before each line of a traceback
 
 
@@ -381,7 +382,7 @@ def reported(lines: list[str]) -> ErrorReport | None:
     at = max(i for i, line in enumerate(lines) if line.startswith(error.kind) and begun in line) + len(rest)
     more = []
     for line in lines[at + 1 :]:
-        if not line.strip() or line.startswith(("[", "terminate called", "Fatal Python error")):
+        if not line.strip() or line.startswith(("terminate called", "Fatal Python error")) or _OF_A_LOGGER.match(line):
             break
         more.append(line)
     message = "\n".join([error.message, *more])

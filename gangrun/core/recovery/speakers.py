@@ -1,0 +1,192 @@
+"""Who spoke, and what befell them: places a text whose words no row of ``failure_texts`` knows.
+
+The same words, such as "connection reset" or "input/output error", mean a lost peer, a service outside the gang or
+storage. What tells them apart is the library that says them. Its name stands in the text itself (``MPIDI_OFI_...``), in
+the address (``/job:worker/task:1``, ``s3://``), in the module of the exception's class, or in the innermost frame of
+the traceback that is not Python's own: there a library raised the error, or the script did. What befell it is one of
+few events. ``PLACES`` has a row for each pair that says enough.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+
+class Speaker(Enum):
+    """Which kind of library wrote a text."""
+
+    FABRIC = "what moves bytes between nodes: MPI, UCX, libfabric, verbs, PMIx"
+    GANG = "what connects ranks: torch.distributed, Horovod, the cluster runtimes of TensorFlow and JAX"
+    SERVICE = "a client of a service outside the gang: object stores, hubs, trackers, databases"
+    FILES = "what reads and writes files: HDF5, Arrow, Zarr, safetensors"
+
+
+class Event(Enum):
+    """What befell the speaker."""
+
+    DAMAGED = "what came is not what was stored"
+    REFUSED = "the other side answered, and does not let it"
+    LOST = "the other side does not answer"
+    UNOPENED = "its own side could not be set up"
+    OTHER = "an error that tells no more"
+
+
+_FABRIC = re.compile(
+    r"(?<![a-z])(p?mpi_[a-z]\w*|mpi[drux]\w*_\w+|open ?mpi\b|o?mpi\b|mpich\b|ofi\b|mtl_ofi|libfabric|fi_[a-z]+\b|cxip?_?\w*\b"
+    r"|psm[23]?\b|hf[ip]\d?_\w+|ucx\b|uc[ptc]_\w+|pmi[x2]?(_\w+)?\b|pmix\w*|ort[ed]\w*\b|prr?te\b|hcoll\b|ud_iface"
+    r"|dc_verbs|rc_mlx5|ib_mlx5\w*)"
+)
+_GANG = re.compile(
+    r"/job:\w+/(replica|task):\d|collective(reduce|gather|bcast|allto|_?ops| ?executor)|coordination ?service"
+    r"|jax distributed service|\bei00\d\d\b|horovod(internalerror|shutdown)|remote target unknown_target"
+)
+_SERVICE = re.compile(
+    r"(?<![\w/])(s3a?|gs|gcs|hdfs|viewfs|abfss?|wasbs?|az|adl|oss|obs|cos|hf|swift|mongodb|redis|etcd|kafka)://"
+    r"|(get|put|post|head|from|to|url|at|reach|request|download|upload|endpoint)\W{1,3}https?://"
+    r"|\b(hdfs|namenodes?|object ?store|tracking server)\b"
+)
+# In frames, and in the modules of exceptions' classes.
+_SERVICE_MODULES = re.compile(
+    r"(boto3?|botocore|aiobotocore|s3fs|s3transfer|s3torchconnector\w*|awscrt|gcsfs|google[./](api_core|auth|cloud"
+    r"|resumable_media|oauth2)|googleapiclient|adlfs|azure\w*|ossfs|oss2|obs|minio|qcloud_cos|huggingface_hub"
+    r"|hf_transfer|hf_xet|modelscope|datasets[./](download|utils[./]file_utils)|requests|urllib3|httpx|httpcore|httplib2"
+    r"|aiohttp|grpc|wandb|mlflow|comet_ml|neptune\w*|clearml|swanlab|aim|trackio|redis|pymongo|psycopg\w*|sqlalchemy"
+    r"|mysql|kafka|confluent_kafka|etcd3?|kazoo|consul|streaming[./]|litdata[./]streaming|fsspec[./](asyn|implementations"
+    r"[./](http|sftp|github|arrow|webhdfs|smb))|cloudpathlib|smart_open|kubernetes|paramiko|websockets?|petastorm[./]hdfs"
+    r"|aistore|alluxio\w*|tensorstore|hvac|ldap3|opensearch\w*|elasticsearch\w*|pika|nats|zenoh|openai|anthropic)\b"
+)
+_GANG_MODULES = re.compile(
+    r"(torch[./]distributed(?![./](checkpoint|fsdp|tensor|_tensor|_shard|algorithms|optim|pipelin))|horovod"
+    r"|tensorflow[./]python[./]distribute|jax[./]_src[./](distributed|clusters)|mpi4py|ucp)\b"
+)
+_FILES_MODULES = re.compile(
+    r"(h5py|zarr|safetensors|pyarrow|fastparquet|lmdb|netcdf4|tables|soundfile|numpy[./]lib|webdataset|tifffile|nibabel"
+    r"|torch[./](serialization|distributed[./]checkpoint)|orbax)\b"
+)
+_FRAME = re.compile(r'^[\s>|]*file "([^"\n]+)", line \d+', re.MULTILINE)
+_PACKAGE = re.compile(r"(?:site|dist)-packages/(.+)$")
+_OF_PYTHON = re.compile(r"/python\d[\d.]*/(?!(site|dist)-packages)|^<(frozen|string)")
+
+_EVENTS: tuple[tuple[Event, re.Pattern[str]], ...] = (
+    (
+        Event.DAMAGED,
+        re.compile(r"checksum|\bcrc\b|corrupt|truncated|unexpected end|magic|md5|sha256|bytes for message body"),
+    ),
+    (
+        Event.REFUSED,
+        re.compile(
+            r"\b(400|401|403|404|409|410|422)\b|unauthori[sz]ed|forbidden|permission|denied|not authori[sz]ed"
+            r"|authenticat|credential|(token|ticket|session|key)\w* (has |is )?expired|no ?such|not ?found|not exist|gated"
+            r"|invalid (token|api|access|signature|argument|parameter)|check (the|your) "
+        ),
+    ),
+    (
+        Event.LOST,
+        re.compile(
+            r"connection|connect\b|timed? ?out|timeout|took too long|deadline|unavailable|unreachable|\blost\b|\bdied\b"
+            r"|broken pipe|reset by peer|closed|disconnect|incarnation|heartbeat|cancell?ed|undeliverable|subchannel"
+            r"|end of file|did not (send|respond|answer|receive)|not received|\bretry count|os error|transport init|create dest|\beof\b|remote error"
+        ),
+    ),
+    (
+        Event.UNOPENED,
+        re.compile(
+            r"(fail\w*|unable|cannot|can't|could not|\bno|\bnot)\b[^\n]{0,60}\b(open\w*|init\w*|creat\w*|load\w*|start\w*"
+            r"|find|found|available|support\w*|built|enabled|installed)\b"
+            r"|(?<![a-z])(open\w*|init\w*|creat\w*|load\w*|fi_(domain|endpoint|fabric|getinfo))\b[^\n]{0,60}\bfail\w*"
+            r"|(context|not implemented|psm\d?_\w+)[^\n]{0,60}(fail|busy)|fi_\w+\)|not.found in file"
+        ),
+    ),
+    (Event.OTHER, re.compile(r"error|fail|fatal|abort|critical|exit \d")),
+)
+PLACES: dict[tuple[Speaker, Event], str] = {
+    (Speaker.FABRIC, Event.LOST): "peer-lost",
+    (Speaker.FABRIC, Event.REFUSED): "fabric",
+    (Speaker.FABRIC, Event.UNOPENED): "fabric",
+    (Speaker.FABRIC, Event.OTHER): "fabric-other",
+    (Speaker.FABRIC, Event.DAMAGED): "fabric-other",
+    (Speaker.GANG, Event.LOST): "peer-lost",
+    (Speaker.SERVICE, Event.DAMAGED): "service",
+    (Speaker.SERVICE, Event.REFUSED): "refused",
+    (Speaker.SERVICE, Event.LOST): "service",
+    (Speaker.SERVICE, Event.UNOPENED): "service-other",
+    (Speaker.SERVICE, Event.OTHER): "service-other",
+    (Speaker.FILES, Event.DAMAGED): "damaged-file",
+}
+# What is written and lived through.
+_LIVED = re.compile(r"\bwarn(ing)?\b|\bignored\b|\binfo\b|\bdebug\b|fall(ing)? ?back")
+
+
+def speaker_of(text: str, traceback: str = "") -> Speaker | None:
+    """Who wrote it, by its words, by the module of its class (``module.Class: ...``), else by the frames; None: nobody
+    that is known, such as the script. All of lower case.
+    """
+    named = _named(text)
+    return named if named is not None else _of_module(_innermost(traceback))
+
+
+def _named(text: str) -> Speaker | None:
+    if _FABRIC.search(text):
+        return Speaker.FABRIC
+    if _GANG.search(text):
+        return Speaker.GANG
+    of_class = _of_module(text)
+    return Speaker.SERVICE if of_class is None and _SERVICE.search(text) else of_class
+
+
+def _of_module(path: str) -> Speaker | None:
+    if _SERVICE_MODULES.match(path):
+        return Speaker.SERVICE
+    if _GANG_MODULES.match(path):
+        return Speaker.GANG
+    return Speaker.FILES if _FILES_MODULES.match(path) else None
+
+
+def _innermost(traceback: str) -> str:
+    """``package/module.py`` of the innermost frame that is not Python's own; "" if that is the script's."""
+    for path in reversed(_FRAME.findall(traceback)):
+        package = _PACKAGE.search(path)
+        if package is not None:
+            return package[1]
+        if not path.startswith("/"):
+            return str(path)  # of a compiled module, such as ``h5py/h5f.pyx``
+        if not _OF_PYTHON.search(path):
+            return ""
+    return ""
+
+
+def event_of(text: str) -> Event | None:
+    """What befell the speaker; None: nothing that is an error."""
+    return next((event for event, pattern in _EVENTS if pattern.search(text)), None)
+
+
+def place(text: str, traceback: str = "") -> str:
+    """The name of the row for a text that no row's pattern matches; "" if it says too little."""
+    speaker, event = speaker_of(text, traceback), event_of(text)
+    if speaker is None or event is None:
+        return ""
+    if event not in {Event.DAMAGED, Event.LOST} and (text.startswith("assertionerror") or _named(text) is None):
+        return ""  # any library raises errors for a wrong use of it
+    return PLACES.get((speaker, event), "")
+
+
+_MEMORY_FRAMES = re.compile(
+    r"multiprocessing/(heap|shared_memory|synchronize|sharedctypes|managers|reductions|resource_tracker)\.py"
+    r"|torch/(storage|multiprocessing/\w+)\.py|plasma|sharedarray|streaming/base/shared"
+)
+
+
+def is_of_memory(traceback: str) -> bool:
+    """Did what writes to the node's shared memory raise it?"""
+    return any(_MEMORY_FRAMES.search(path) for path in _FRAME.findall(traceback)[-3:])
+
+
+def place_line(line: str) -> str:
+    """The same of a line of stderr, where libraries also write what they live through: only what connects nodes and
+    ranks ends a process with lines alone.
+    """
+    speaker, event = _named(line), event_of(line)
+    if speaker not in {Speaker.FABRIC, Speaker.GANG} or event is None or _LIVED.search(line):
+        return ""
+    return PLACES.get((speaker, event), "")

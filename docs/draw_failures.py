@@ -26,6 +26,12 @@ script may have logged an error and gone on, and helper processes write there to
 - B from clean-up after A (`finally`, the end of a `with`, a handler that raises again or exits): A.
 - An exception group: its members, those first that did not only lose a peer.
 
+If no row knows an exception, gangrun asks who spoke and what befell it. Who: the library that the text or the
+exception's class names, the address in the text (`s3://...`, `/job:worker/task:1`), or the innermost frame of the
+traceback that is not Python's own. What: damaged, refused, lost, could not be opened, or an error that tells no more.
+The same "connection reset" is a lost peer's in MPI, a service's in an S3 client, and the code's in the script itself.
+A row may name who does not write its words.
+
 A line of stderr proves nothing if healthy ranks wrote it too. Nor does it if ranks on other nodes end with the same
 exception, fault signal or exit code (other than 1) without that line, in this attempt or in an earlier one.
 
@@ -64,6 +70,8 @@ The pattern over nodes and attempts decides where no text is known:
   fault, and the rank moves.
 - All ranks of one node are killed, and no others, twice: a rank of it moves.
 - The same failure on many nodes: the code or the environment. After one restart, it ends the run.
+
+If only the ranks of one node miss a module or find their disk full, it is that node's environment or its local disk.
 
 A rank with an exception for a bug is not moved, unless all ranks of one node raise it: those that Python itself raises
 (`ValueError`, `KeyError`, ...), and what torch says of shapes and types. A rank that somebody killed is not moved

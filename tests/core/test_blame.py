@@ -167,7 +167,7 @@ def test_same_exception_on_two_nodes_at_once_suspects_no_node() -> None:
 
 @pytest.mark.parametrize(
     ("number", "signature", "suspects"),
-    [(28, FULL, ("n1",)), (30, FULL, ("n1",)), (122, FULL, ("n1",)), (5, "", ("n1",)), (121, "", ("n1",))],
+    [(28, FULL, ("n1",)), (30, FULL, ("n1",)), (122, "known: quota", ("n1",)), (5, "", ("n1",)), (121, "", ("n1",))],
 )
 def test_storage_speaks_through_an_exception(number: int, signature: str, suspects: tuple[str, ...]) -> None:
     full = error(f"[Errno {number}] said the disk", kind="OSError")

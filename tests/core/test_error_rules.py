@@ -48,7 +48,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     "no-tmpdir": ("FileNotFoundError", "[Errno 2] No usable temporary directory found in ['/tmp', '/var/tmp']"),
     "local-disk": ("OSError", "[Errno 28] No space left on device: '/tmp/cache/x'"),
     "mount-gone": ("OSError", "[Errno 107] Transport endpoint is not connected: '/mnt/data'"),
-    "storage-full": ("OSError", "[Errno 122] Disk quota exceeded"),
+    "quota": ("OSError", "[Errno 122] Disk quota exceeded"),
+    "storage-full": ("OSError", "[Errno 28] No space left on device"),
     "storage-error": ("OSError", "[Errno 5] Input/output error"),
     "save-failed": ("RuntimeError", "PytorchStreamWriter failed writing file data/12: file write failed"),
     "ib-completion": ("DistBackendError", "NET/IB : Got completion from peer n2<5> with status=12 vendor err 129"),
@@ -79,6 +80,13 @@ TEXTS: dict[str, tuple[str, str]] = {
     "local-access": ("PermissionError", "[Errno 13] Permission denied: '/tmp/torch_extensions/fused'"),
     "storage-other": ("OSError", "[Errno 95] Operation not supported: '/data/x'"),
     "credentials": ("NoCredentialsError", "Unable to locate credentials"),
+    "gpu-topology": ("DistBackendError", "ncclInternalError. Last error: Failed to find reverse path from remNode 0/2"),
+    "fabric": ("DistBackendError", "ncclInvalidUsage. Last error: Failed to initialize any NET plugin"),
+    "fabric-other": ("Exception", "OFI poll failed (ofi_events.c:1077:Input/output error - PTLTE_NOT_FOUND)"),
+    "damaged-file": ("RuntimeError", "PytorchStreamReader failed: invalid header or archive is corrupted"),
+    "access": ("PermissionError", "[Errno 13] Permission denied: '/home/alice/logs/usage.jsonl'"),
+    "refused": ("HTTPError", "403 Client Error: Forbidden for url: https://hub/x"),
+    "service-other": ("OSError", "exit 1 (read): aws s3 cp s3://bucket/file.tar -"),
 }  # fmt: skip
 
 

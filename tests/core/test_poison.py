@@ -23,6 +23,8 @@ from tests.core.life import BUG, Life, saved
 TWENTY = poison.Load(20, steps_told=True)
 FAILED = Verdict(Cause.RANK_ERROR, Failure.SCRIPT, (), ("n0",), "sig", "rank 0 raised")
 
+DAMAGED = "known: damaged-file"
+ROTTEN = replace(FAILED, cause=Cause.STORAGE, signature=DAMAGED)
 WEAK = replace(FAILED, signature="weak: exit code 1")
 
 
@@ -53,6 +55,7 @@ def seen(step: int = 22, *, loaded: int = 20, attempt: int = 1, signature: str =
         ("a device's", 0, (), TWENTY, 22, replace(FAILED, signature="device: sig")),
         ("nothing to know it by", 0, (), TWENTY, 22, replace(FAILED, signature="")),
         ("the storage's", 0, (), TWENTY, 22, replace(FAILED, cause=Cause.STORAGE)),
+        ("a damaged file", 2, (seen(-1, signature=DAMAGED),), TWENTY, -1, ROTTEN),
         ("stuck", 0, (), TWENTY, 22, replace(FAILED, cause=Cause.HANG)),
     ],
 )

@@ -17,6 +17,7 @@ from gangrun.core.model import (
     AttemptRecord,
     Cause,
     CheckpointRef,
+    Cure,
     Failure,
     Poisoned,
     RunState,
@@ -31,6 +32,7 @@ from gangrun.core.text import listed, step_words
 SET_ASIDE_MAX_COUNT = 3  # in a row: a fourth is not tried for it, as by then something else is likelier
 WHOLE_STEPS_COUNT = 2  # so many steps after a load at least one was made in full, whenever the script tells of it
 _CAUSES = frozenset({Cause.RANK_ERROR, Cause.SIGNAL})
+_DAMAGED = signatures.rule_signature("damaged-file", Cure.ONCE, None)  # it may be this file
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ def times_count(
 
     ``verdict`` is of the newest attempt, which ``sightings`` do not hold yet.
     """
-    if load is None or verdict.cause not in _CAUSES or signatures.may_be_the_nodes(verdict.signature):
+    may_be_its = verdict.cause in _CAUSES or verdict.signature == _DAMAGED
+    if load is None or not may_be_its or signatures.may_be_the_nodes(verdict.signature):
         return 0
     if not _soon(attempt_step, load.step, load, policy) or len(load.newer) >= SET_ASIDE_MAX_COUNT:
         return 0

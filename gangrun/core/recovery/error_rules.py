@@ -51,7 +51,9 @@ _VAGUE = frozenset(
     {rule.name for rule in RULES if rule.few in (*VICTIMS, TEST)}
     | {"save-failed", "nccl-cuda", "nccl-usage", "nccl-internal", "gpu-other", "fabric-other", "service-other"}
 )
-_FATAL = frozenset({"fabric", "fabric-other", "container"})  # who writes these lines ends the process, whatever it writes after them
+_FATAL = frozenset(
+    {"fabric", "fabric-other", "container"}
+)  # who writes these lines ends the process, whatever it writes after them
 # Beside an exception only these count in stderr, where warnings of all kinds stand too. Beside a plain one they count
 # in its causes only: code that handles an error may have a bug of its own.
 _BESIDE = frozenset(
@@ -156,13 +158,22 @@ def _own(died: RankExit) -> Rule | None:
         for i, text in enumerate(texts)
     ]
     known = [rule for rule in found if rule is not None]
-    if known and known[0].name == "storage-full" and speakers.is_of_memory(trace) and "/" not in texts[0]:
-        return BY_NAME["shared-memory"]
-    if not known and error is not None and not is_bug:
-        known = [
-            BY_NAME[name] for name in [speakers.place(cut_middle(texts[0], TEXT_MAX_CHARS).lower(), trace)] if name
-        ]
-    return next((rule for rule in known if rule.name not in _VAGUE), known[0] if known else None)
+    rule = next((rule for rule in known if rule.name not in _VAGUE), known[0] if known else None)
+    return _by_speaker(texts[0], trace, rule) if error is not None and not is_bug else rule
+
+
+def _by_speaker(text: str, trace: str, rule: Rule | None) -> Rule | None:
+    """The row for an exception if who raised it tells more than its words, or is all that there is to tell."""
+    text = cut_middle(text, TEXT_MAX_CHARS).lower()
+    match rule.name if rule is not None else "":
+        case "":
+            return BY_NAME.get(speakers.place(text, trace))
+        case "storage-full" if "/" not in text and speakers.is_of_memory(trace):
+            return BY_NAME["shared-memory"]
+        case "import" if "cannot import name" in text and speakers.is_of_package(trace):
+            return BY_NAME["library"]  # two packages that do not fit each other
+        case _:
+            return rule
 
 
 def is_plain(died: RankExit) -> bool:

@@ -238,16 +238,19 @@ PROGRAM: tuple[Rule, ...] = (
     Rule("cuda-not-built", "a PyTorch without CUDA", r"not compiled with cuda|built without nccl|doesn't have nccl",
          Cause.ENVIRONMENT, MOVE, END, "PyTorch, torch.cuda"),
     Rule("gpu-memory", "too little GPU memory",
-         r"\b(cuda|hip|gpu|triton|xpu)\b[^\n]{0,60}\bout of memory|cuda runtime error \(2\)|cudaerrormemoryallocation"
-         r"|error_out_of_memory|(cublas|cudnn|cusparse|cusolver|cufft)_\w*(alloc_failed|insufficient_resources)"
-         r"|cuda failure 2\b|(cuda|torch)\.outofmemoryerror|outofmemoryerror: (cuda|hip)"
+         r"\b(cuda|hip|gpu|triton|[xnht]pu|mlu|musa)\b[^\n]{0,60}\bout of memory|cuda runtime error \(2\)"
+         r"|cudaerrormemoryallocation"
+         r"|error_out_of_(device_)?memory|(cublas|cudnn|cusparse|cusolver|cufft)_\w*(alloc_failed|insufficient_resources)"
+         r"|cuda failure 2\b|allocator_failure|nrt_\w+[^\n]{0,40}allocation failure"
+         r"|(cuda|torch)\.outofmemoryerror|outofmemoryerror: (cuda|hip)"
          r"|resource_?exhausted.{0,80}alloc",
          Cause.GPU_MEMORY, ONCE, ONCE, CUDA_DOCS),
     Rule("nccl-usage", "a wrong use of NCCL",
          r"ncclinvalid(usage|argument)|duplicate gpu detected|invalid usage", Cause.RANK_ERROR, ONCE, ONCE, NCCL_DOCS),
     Rule("usage", "wrong arguments",
          r"^usage: |\berror: (unrecognized arguments|the following arguments are required|argument .+: )"
-         r"|no such option: -|missing required (argument|option)|unrecognized arguments: ",
+         r"|no such option: -|missing required (argument|option)|unrecognized arguments: "
+         r"|is not a valid model identifier|incorrect path_or_model_id",
          Cause.USAGE, END, END, "argparse"),
     Rule("syntax", "a script that Python cannot read", r"^(syntaxerror|indentationerror|taberror)\b",
          Cause.USAGE, MOVE, END, "Python language reference"),
@@ -271,7 +274,9 @@ PROGRAM: tuple[Rule, ...] = (
          r"|error compiling objects|no working c\+\+ compiler|invalidcxxcompiler|no such file or directory: '(nvcc|gcc"
          r"|g\+\+|cc|hipcc"
          r"|ninja|cmake|make|ptxas|ldconfig|git|ffmpeg|java|numactl|nvidia-smi|rocm-smi|ip|lscpu|lspci|hostname)'"
-         r"|ninja is required|error building extension|unable to jit load|no (c\+\+|c|cuda) compiler|gcc failed with",
+         r"|ninja is required|error building extension|unable to jit load|no (c\+\+|c|cuda) compiler|gcc failed with"
+         r"|^\S*calledprocesserror: command [^\n]{0,40}(gcc|g\+\+|c\+\+|nvcc|hipcc|clang|ninja|cmake|ptxas|ldconfig)"
+         r"(?!\w)",
          Cause.ENVIRONMENT, MOVE, END, "PyTorch, cpp_extension; Triton"),
 )  # fmt: skip
 
@@ -333,13 +338,16 @@ STORAGE: tuple[Rule, ...] = (
          r"|(oserror|checkpoint\w*|error).{0,200}read-only file system",
          Cause.STORAGE, MOVE, ONCE, ERRNO),
     Rule("damaged-file", "a file whose content is damaged",
-         r"checksum (does not match|mismatch|fail)|(file|archive|data|record|checkpoint|shard|image)\w*[^\n]{0,20} corrupt"
-         r"|corrupt(ed)? (file|archive|data|record|checkpoint|image|jpeg)|datalosserror|truncated (file|record|parquet)"
+         r"checksum (does not match|mismatch|fail)|(file|archive|data|record|checkpoint|shard|image)\w*[^\n]{0,20}"
+         r" corrupt|corrupt(ed)? (file|archive|data|record|checkpoint|image|jpeg)|datalosserror"
+         r"|truncated (file|record|parquet)"
          r"|unexpected end of (data|file)|bytes for message body|(bad|wrong) magic|parquet magic bytes"
          r"|file signature not found|invalid load key|pickle data was truncated|ran out of input|badzipfile"
          r"|failed finding central directory|(incomplete|invalid)metadata|header ?too ?(large|small)"
-         r"|deserializing header|bad crc|crc (check|mismatch|error)|not a gzipped file|zlib\.error|premature end",
-         Cause.STORAGE, RESTART, ONCE, "torch, safetensors, HDF5, Arrow, tar and zip readers"),
+         r"|deserializing header(?!: io\()|bad crc|crc (check|mismatch|error)|not a gzipped file|zlib\.error"
+         r"|premature end",
+         Cause.STORAGE, RESTART, ONCE, "torch, safetensors, HDF5, Arrow, tar and zip readers",
+         frozenset({Speaker.SERVICE})),
     Rule("storage-error", "storage that does not answer as it should",
          r"" + _errno("5|37|70|71|107|108|112|116|121|512|52[1-9]") + r"|input/output error|stale (nfs )?file handle"
          r"|errno (11|14|35|61|10[0-4]|11[0-3])\][^\n]*: b?['\"]/|(host is down|connection timed out): ['\"]?/"
@@ -463,8 +471,8 @@ HOST: tuple[Rule, ...] = (
          r"|(pthread_create|fork|thread creation)[^\n]{0,60}(failed|unavailable)|errno 11\] resource temporarily",
          Cause.ENVIRONMENT, MOVE, ONCE, ERRNO),
     Rule("container", "a container that does not start",
-         r"\b(pyxis|enroot[-\w]*): |spank_pyxis|^fatal: +(container|while|could not open image|unable to handle)|oci runtime"
-         r"|unsquashfs|squashfuse|docker: error response",
+         r"\b(pyxis|enroot[-\w]*): |spank_pyxis|^fatal: +(container|while|could not open image|unable to handle)"
+         r"|oci runtime|unsquashfs|squashfuse|docker: error response",
          Cause.ENVIRONMENT, MOVE, ONCE, "enroot, pyxis, Apptainer"),
     Rule("killed", "a process that somebody killed",
          r"signalexception: process \d+ got signal|(terminated|died|reports|exited|killed) (with|by)?( signal)?[ :<(]*"
@@ -488,8 +496,10 @@ HOST: tuple[Rule, ...] = (
          r"|_enter_buffered_busy|finalizing \(tstate|py_finalize|cuda.{0,20}driver shutting down",
          Cause.TEARDOWN, RESTART, ONCE, "CPython, Py_FinalizeEx"),
     Rule("gpu-other", "an error of CUDA, HIP or the driver that is not known to be a bug",
-         r"\b(cuda|cudart|hip|triton)( runtime| driver)? (error|failure)|\b(cuda|hip)error[a-z]|\bcuda_error_",
-         Cause.HARDWARE, MOVE, ONCE, CUDA_DOCS),
+         r"\b(cuda|cudart|hip|triton)( runtime| driver)? (error|failure)|\b(cuda|hip)error[a-z]|\bcuda_error_"
+         r"|npu function error|acl (stream|device|call)[^\n]{0,20} failed|(level_zero backend|native api) failed"
+         r"|^runtimeerror: ur error|\bnrt_\w+ status|synstatus",
+         Cause.HARDWARE, MOVE, ONCE, ACCELERATORS),
 )  # fmt: skip
 
 RULES: tuple[Rule, ...] = (

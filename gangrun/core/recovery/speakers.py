@@ -33,8 +33,8 @@ class Event(Enum):
 
 
 _FABRIC = re.compile(
-    r"(?<![a-z])(p?mpi_[a-z]\w*|mpi[drux]\w*_\w+|open ?mpi\b|o?mpi\b|mpich\b|ofi\b|mtl_ofi|libfabric|fi_[a-z]+\b|cxip?_?\w*\b"
-    r"|psm[23]?\b|hf[ip]\d?_\w+|ucx\b|uc[ptc]_\w+|pmi[x2]?(_\w+)?\b|pmix\w*|ort[ed]\w*\b|prr?te\b|hcoll\b|ud_iface"
+    r"(?<![a-z])(p?mpi_[a-z]\w*|mpi[drux]\w*_\w+|open ?mpi\b|o?mpi\b|mpich\b|ofi\b|mtl_ofi|libfabric|fi_[a-z]+\b"
+    r"|cxip?_?\w*\b|psm[23]?\b|hf[ip]\d?_\w+|ucx\b|uc[ptc]_\w+|pmi[x2]?(_\w+)?\b|pmix\w*|ort[ed]\w*\b|prr?ted?\b|hcoll\b|ud_iface"
     r"|dc_verbs|rc_mlx5|ib_mlx5\w*)"
 )
 _GANG = re.compile(
@@ -64,42 +64,35 @@ _FILES_MODULES = re.compile(
     r"(h5py|zarr|safetensors|pyarrow|fastparquet|lmdb|netcdf4|tables|soundfile|numpy[./]lib|webdataset|tifffile|nibabel"
     r"|torch[./](serialization|distributed[./]checkpoint)|orbax)\b"
 )
+_MEMORY_FRAMES = re.compile(
+    r"multiprocessing/(heap|shared_memory|synchronize|sharedctypes|managers|reductions|resource_tracker)\.py"
+    r"|torch/(storage|multiprocessing/\w+)\.py|plasma|sharedarray|streaming/base/shared"
+)
 _FRAME = re.compile(r'^[\s>|]*file "([^"\n]+)", line \d+', re.MULTILINE)
 _PACKAGE = re.compile(r"(?:site|dist)-packages/(.+)$")
 _OF_PYTHON = re.compile(r"/python\d[\d.]*/(?!(site|dist)-packages)|^<(frozen|string)")
 
-_EVENTS: tuple[tuple[Event, re.Pattern[str]], ...] = (
-    (
-        Event.DAMAGED,
-        re.compile(r"checksum|\bcrc\b|corrupt|truncated|unexpected end|magic|md5|sha256|bytes for message body"),
+_EVENTS: dict[Event, re.Pattern[str]] = {  # the first that matches counts
+    Event.DAMAGED: re.compile(r"checksum|\bcrc\b|corrupt|truncated|unexpected end|magic|md5|sha256|for message body"),
+    Event.REFUSED: re.compile(
+        r"\b(400|401|403|404|409|410|422)\b|unauthori[sz]ed|forbidden|permission|denied|not authori[sz]ed|authenticat"
+        r"|credential|(token|ticket|session|key)\w* (has |is )?expired|no ?such|not ?found|not exist|gated"
+        r"|invalid (token|api|access|signature|argument|parameter)|check (the|your) "
     ),
-    (
-        Event.REFUSED,
-        re.compile(
-            r"\b(400|401|403|404|409|410|422)\b|unauthori[sz]ed|forbidden|permission|denied|not authori[sz]ed"
-            r"|authenticat|credential|(token|ticket|session|key)\w* (has |is )?expired|no ?such|not ?found|not exist|gated"
-            r"|invalid (token|api|access|signature|argument|parameter)|check (the|your) "
-        ),
+    Event.LOST: re.compile(
+        r"connection|connect\b|timed? ?out|timeout|took too long|deadline|unavailable|unreachable|\blost\b|\bdied\b"
+        r"|broken pipe|reset by peer|closed|disconnect|incarnation|heartbeat|cancell?ed|undeliverable|subchannel"
+        r"|end of file|did not (send|respond|answer|receive)|not received|\bretry count|os error|shut ?down|\beof\b"
+        r"|transport init|create dest|remote error"
     ),
-    (
-        Event.LOST,
-        re.compile(
-            r"connection|connect\b|timed? ?out|timeout|took too long|deadline|unavailable|unreachable|\blost\b|\bdied\b"
-            r"|broken pipe|reset by peer|closed|disconnect|incarnation|heartbeat|cancell?ed|undeliverable|subchannel"
-            r"|end of file|did not (send|respond|answer|receive)|not received|\bretry count|os error|transport init|create dest|\beof\b|remote error"
-        ),
+    Event.UNOPENED: re.compile(
+        r"(fail\w*|unable|cannot|can't|could not|\bno|\bnot)\b[^\n]{0,60}\b(open\w*|init\w*|creat\w*|load\w*"
+        r"|start\w*|find|found|available|support\w*|built|enabled|installed)\b"
+        r"|(?<![a-z])(open\w*|init\w*|creat\w*|load\w*|fi_(domain|endpoint|fabric|getinfo))\b[^\n]{0,60}\bfail\w*"
+        r"|(context|not implemented|psm\d?_\w+)[^\n]{0,60}(fail|busy)|fi_\w+\)|not.found in file"
     ),
-    (
-        Event.UNOPENED,
-        re.compile(
-            r"(fail\w*|unable|cannot|can't|could not|\bno|\bnot)\b[^\n]{0,60}\b(open\w*|init\w*|creat\w*|load\w*|start\w*"
-            r"|find|found|available|support\w*|built|enabled|installed)\b"
-            r"|(?<![a-z])(open\w*|init\w*|creat\w*|load\w*|fi_(domain|endpoint|fabric|getinfo))\b[^\n]{0,60}\bfail\w*"
-            r"|(context|not implemented|psm\d?_\w+)[^\n]{0,60}(fail|busy)|fi_\w+\)|not.found in file"
-        ),
-    ),
-    (Event.OTHER, re.compile(r"error|fail|fatal|abort|critical|exit \d")),
-)
+    Event.OTHER: re.compile(r"error|fail|fatal|abort|critical|exit \d"),
+}
 PLACES: dict[tuple[Speaker, Event], str] = {
     (Speaker.FABRIC, Event.LOST): "peer-lost",
     (Speaker.FABRIC, Event.REFUSED): "fabric",
@@ -114,8 +107,13 @@ PLACES: dict[tuple[Speaker, Event], str] = {
     (Speaker.SERVICE, Event.OTHER): "service-other",
     (Speaker.FILES, Event.DAMAGED): "damaged-file",
 }
-# What is written and lived through.
-_LIVED = re.compile(r"\bwarn(ing)?\b|\bignored\b|\binfo\b|\bdebug\b|fall(ing)? ?back")
+# A library raises these for a wrong use of it.
+_WRONG_USE = re.compile(r"[\w.]*(assertion|validation|notimplemented|type|value)error\b")
+# What is written and lived through, and lines of a stack, which name whoever was called.
+_LIVED = re.compile(
+    r"\bwarn(ing)?\b|\bignored\b|\binfo\b|\bdebug\b|fall(ing)? ?back|caught signal|\[0x[0-9a-f]+\]\s*$"
+    r"|\+0x[0-9a-f]+\)|^\s*#?\d+:?\s+(/|0x)"
+)
 
 
 def speaker_of(text: str, traceback: str = "") -> Speaker | None:
@@ -144,21 +142,26 @@ def _of_module(path: str) -> Speaker | None:
 
 
 def _innermost(traceback: str) -> str:
-    """``package/module.py`` of the innermost frame that is not Python's own; "" if that is the script's."""
+    """The package and module of the innermost frame that is not Python's own; "" if that is the script's."""
     for path in reversed(_FRAME.findall(traceback)):
         package = _PACKAGE.search(path)
         if package is not None:
             return package[1]
-        if not path.startswith("/"):
+        if path.endswith((".pyx", ".pxi")):
             return str(path)  # of a compiled module, such as ``h5py/h5f.pyx``
         if not _OF_PYTHON.search(path):
             return ""
     return ""
 
 
+def is_of_package(traceback: str) -> bool:
+    """Did a package that is installed raise it, and not the script?"""
+    return bool(_innermost(traceback))
+
+
 def event_of(text: str) -> Event | None:
     """What befell the speaker; None: nothing that is an error."""
-    return next((event for event, pattern in _EVENTS if pattern.search(text)), None)
+    return next((event for event, pattern in _EVENTS.items() if pattern.search(text)), None)
 
 
 def place(text: str, traceback: str = "") -> str:
@@ -166,15 +169,9 @@ def place(text: str, traceback: str = "") -> str:
     speaker, event = speaker_of(text, traceback), event_of(text)
     if speaker is None or event is None:
         return ""
-    if event not in {Event.DAMAGED, Event.LOST} and (text.startswith("assertionerror") or _named(text) is None):
+    if event not in {Event.DAMAGED, Event.LOST} and (_WRONG_USE.match(text) or _named(text) is None):
         return ""  # any library raises errors for a wrong use of it
     return PLACES.get((speaker, event), "")
-
-
-_MEMORY_FRAMES = re.compile(
-    r"multiprocessing/(heap|shared_memory|synchronize|sharedctypes|managers|reductions|resource_tracker)\.py"
-    r"|torch/(storage|multiprocessing/\w+)\.py|plasma|sharedarray|streaming/base/shared"
-)
 
 
 def is_of_memory(traceback: str) -> bool:

@@ -7,6 +7,7 @@ Used by ``blame``, ``placement``, ``budget`` and ``hang``.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
@@ -107,3 +108,14 @@ def listed(names: Sequence[str]) -> str:
     told = ", ".join(names[:NAMES_COUNT])
     rest = len(names) - NAMES_COUNT
     return f"{told} and {rest} more" if rest > 0 else told
+
+
+_REMARK = re.compile(
+    r"\b(INFO|DEBUG)\b|UCX +WARN\b|libibverbs: Warning|errno: 97 - Address family"
+    r"|The IPv6 network addresses of .* cannot be"
+)
+
+
+def is_remark(line: str) -> bool:
+    """Is it a line that a library writes on every node at its start, such as how many GPUs it found?"""
+    return _REMARK.search(line) is not None

@@ -23,7 +23,7 @@ COMMANDS = (
 SUPERFLUOUS = (
     "asyncio", "subprocess", "multiprocessing", "logging", "importlib.metadata", "gangrun.core.events",
     "gangrun.core.machine.lifecycle", "gangrun.ports", "gangrun.supervisor", "gangrun.agent", "gangrun.config.settings",
-    "gangrun.adapters.slurm",
+    "gangrun.adapters.slurm", "gangrun.core.recovery.failure_texts", "gangrun.core.recovery.speakers",
 )  # fmt: skip
 MODULES_MAX_COUNT = 50  # of gangrun's own
 

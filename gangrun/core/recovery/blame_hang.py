@@ -21,10 +21,9 @@ from gangrun.core.evidence import Hang, RankExit, RankObservation, RankStack
 from gangrun.core.model import Cause, Cure, Failure, Placement, Verdict
 from gangrun.core.nodes.placement import node_of_rank
 from gangrun.core.recovery import flight_recorder
-from gangrun.core.recovery.error_rules import is_remark
 from gangrun.core.recovery.signatures import hang_signature
 from gangrun.core.recovery.standing import WAITING_WORDS
-from gangrun.core.text import counted, listed, one_line
+from gangrun.core.text import counted, is_remark, listed, one_line
 
 ODD_MAX_SHARE = 1 / 3  # more than this share "differs" means that there is no majority to differ from
 STOPPED = ("T", "t")

@@ -26,7 +26,7 @@ from gangrun.core.model import Cause, Cure
 from gangrun.core.nodeset import fold, natural_sort
 from gangrun.core.recovery import speakers
 from gangrun.core.recovery.failure_texts import RULES, TEST, VICTIMS, Rule
-from gangrun.core.text import cut_middle, signal_name
+from gangrun.core.text import cut_middle, is_remark, signal_name
 
 TEXT_MAX_CHARS = 4000  # of one text, half from its beginning and half from its end
 SHELL_SIGNAL_BASE = 128  # a shell says 128 + N for a child killed by signal N
@@ -187,18 +187,6 @@ def is_plain(died: RankExit) -> bool:
 
 def _class_of(error: ErrorReport) -> str:
     return error.kind.rpartition(".")[2]
-
-
-# A line that a library writes on every node at its start, such as how many GPUs it found.
-_REMARK = re.compile(
-    r"\b(INFO|DEBUG)\b|UCX +WARN\b|libibverbs: Warning|errno: 97 - Address family"
-    r"|The IPv6 network addresses of .* cannot be"
-)
-
-
-def is_remark(line: str) -> bool:
-    """Is it a line that a library writes on every node at its start?"""
-    return _REMARK.search(line) is not None
 
 
 def _match(text: str, trace: str, *, beside: bool = False) -> Rule | None:

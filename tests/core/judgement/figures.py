@@ -128,10 +128,11 @@ had given 81.1 %, 97.3 %, 97.3 %, 98.2 % and 79.3 %, 1 node and 2 of 48. That is
 has seen yet: the node and the cure are mostly right, even if the cause has a wrong name.
 
 Then the rules learnt to place a text that nobody knows by who spoke and what befell it: the library whose frame raised
-the error, the address in it, and one of five events. The 13 other cases of the fourth set that were wrong are development
-cases now, and the table has the other 97. 92 more development cases came from threads in none of the sets. **Played
-once, before a rule changed for them, the first 58 of these gave: cause 65.5 %, all else 100 %; the next 25, played
-with the new rules: cause 88.0 %, node and outcome 100 %, everything 84.0 %; the last 9: cause and everything 88.9 %.**
+the error, the address in it, and one of five events. The 13 other cases of the fourth set that were wrong are
+development cases now, and the table has the other 97. 92 more development cases came from threads in none of the sets.
+**Played once, before a rule changed for them, the first 58 of these gave: cause 65.5 %, all else 100 %; the next 25,
+played with the new rules: cause 88.0 %, node and outcome 100 %, everything 84.0 %; the last 9: cause and everything
+88.9 %.**
 
 Each rank, healthy or not, first writes five of 75 lines that libraries and launchers write on healthy nodes, such as a
 device that NCCL does not find; one of them stands on one healthy node only.

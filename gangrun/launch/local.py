@@ -72,7 +72,27 @@ def start(wish: ResolvedRequest) -> int:
                 raise UserError("usage", words, "gangrun submit asks Slurm and returns")
             return slurm_allocation.run_in(held, wish)
         slurm_allocation.refuse_login_node(wish.variables)
-    slots = _slots(wish)
+    paths, spec = _made(wish)
+    if not request.detach:
+        return own(spec, paths, wish.everything, as_json=request.as_json, quiet=request.quiet)
+    return own_in_background(spec, paths, wish.everything, as_json=request.as_json)
+
+
+def begin(wish: ResolvedRequest) -> RunPaths:
+    """Make the run and have a child of this process own it. Nothing is shown, and the run dies with this process."""
+    paths, spec = _made(wish)
+
+    def owned(begun: Callable[[], None]) -> int:
+        processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)  # its wardens then kill all that they have
+        return own(spec, paths, wish.everything, quiet=True, begun=begun)
+
+    in_background(paths.owner_log, owned)
+    return paths
+
+
+def _made(wish: ResolvedRequest) -> tuple[RunPaths, RunSpec]:
+    """The run directory, with all that the run's processes read in it."""
+    request, slots = wish.request, _slots(wish)
     ranks = slots.ranks_count
     disk, wall, nodes = Disk(), SystemClock().wall(), nodes_of(wish.settings)
     if request.debug_rank is not None and request.debug_rank >= ranks * len(nodes):
@@ -89,10 +109,7 @@ def start(wish: ResolvedRequest) -> int:
         rank_per_gpu=slots.are_gpus,
     )
     refuse_company(draft, lambda: entries_of(None))
-    paths, spec = make_run(disk, wish.runs_dir, draft, wall, wish.value("notify"))
-    if not request.detach:
-        return own(spec, paths, wish.everything, as_json=request.as_json, quiet=request.quiet)
-    return own_in_background(spec, paths, wish.everything, as_json=request.as_json)
+    return make_run(disk, wish.runs_dir, draft, wall, wish.value("notify"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from tests.health.profiles import H100, PROFILES
 
 pytestmark = [pytest.mark.compiler, pytest.mark.processes]
 
-SOURCE = Path(__file__).parent / "nvml" / "library.c"
+SOURCE = Path(__file__).parents[2] / "gangrun" / "chaos" / "played_nvml.c"
 REPO = Path(__file__).parents[2]
 
 

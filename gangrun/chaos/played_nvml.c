@@ -1,4 +1,4 @@
-/* libnvidia-ml.so.1 for tests: plays the values and errors of the file that $FAKE_NVML names, which is read anew at each
+/* libnvidia-ml.so.1 for drills and tests: plays the values and errors of the file that $FAKE_NVML names, which is read anew at each
  * call; where there is one with the host's name behind a dot, that host reads it. One "key value" a line; "!15" is an
  * error code, "~" hangs for ever, "~PATH" as long as there is such a file; a key that is missing is NOT_SUPPORTED.
  * -DWITHOUT_... leaves functions out, as drivers of other years do. */

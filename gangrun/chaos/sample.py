@@ -1,0 +1,81 @@
+"""The script that ``gangrun chaos --local`` trains if it is given none: a gang without torch, started by path.
+
+Each step waits for all ranks, as a collective would make it, through files in ``GANGRUN_DRILL_DIR``. It reports steps
+and a loss, and saves a checkpoint in gangrun's own format every twenty steps. A file ``nan-ATTEMPT-RANK`` in that folder makes the
+loss of that rank NaN.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import sys
+from pathlib import Path
+from time import sleep
+from zlib import crc32
+
+import gangrun
+from gangrun.checkpoint.commit import CommitRefused, Staging
+from gangrun.wire.manifest import FileRow, Manifest, crcs_text
+
+PACE_S, SAVE_EVERY, STATE_BYTES = 0.05, 20, 64 * 1024
+WORK_BYTES = 2 * 1024 * 1024  # each step allocates so much, as a training does: a limit on memory is felt
+# The sampler of a rank knows a wait for other ranks by the file of the code that waits. This one stands in for it.
+_WAIT = """
+def all_ranks(meet, step, world_size, sleep):
+    while not all((meet / f"{step}.{rank}").exists() for rank in range(world_size)):
+        sleep(0.01)
+"""
+
+
+def main(folder: Path, checkpoints: str) -> None:
+    """Train until somebody stops it."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    attempt, term = int(os.environ["GANGRUN_ATTEMPT"]), int(os.environ["GANGRUN_TERM"])
+    names: dict[str, object] = {}
+    exec(compile(_WAIT, "sample/torch/distributed/distributed_c10d.py", "exec"), names)  # noqa: S102
+    all_ranks = names["all_ranks"]
+    meet = folder / f"attempt-{attempt}"
+    meet.mkdir(parents=True, exist_ok=True)
+    staging = Staging(checkpoints, os.environ["GANGRUN_RUN"], term, attempt, secrets.token_hex(8))
+    if rank == 0:
+        os.makedirs(checkpoints, exist_ok=True)
+        staging.open()
+    point = gangrun.resume_info()
+    step = 0 if point is None else point.step
+    while True:
+        (meet / f"{step}.{rank}").touch()
+        all_ranks(meet, step, world_size, sleep)  # type: ignore[operator]
+        (meet / f"{step - 2}.{rank}").unlink(missing_ok=True)
+        work = bytearray(WORK_BYTES)
+        loss = math.nan if (folder / f"nan-{attempt}-{rank}").exists() else 2.0 + math.exp(-step / 500) + 0.01 * math.sin(step)
+        gangrun.step(step, loss)
+        sleep(PACE_S)
+        del work
+        step += 1
+        if rank == 0 and step % SAVE_EVERY == 0:
+            save(staging, checkpoints, step, world_size)
+
+
+def save(staging: Staging, checkpoints: str, step: int, world_size: int) -> None:
+    """One small checkpoint."""
+    nonce = secrets.token_hex(8)
+    path = staging.begin(step, nonce)
+    rows = []
+    for name in (".metadata", "__0_0.distcp"):
+        data = (f"{name} {step} {nonce} ".encode() * STATE_BYTES)[:STATE_BYTES]
+        Path(path, name).write_bytes(data)
+        rows.append(FileRow(name, len(data), crcs_text([crc32(data)])))
+    manifest = Manifest(
+        step=step, nonce=nonce, run=staging.run, term=staging.term, attempt=staging.attempt, world_size=world_size,
+        files=tuple(rows),
+    )  # fmt: skip
+    try:
+        staging.commit(path, str(Path(checkpoints, f"step-{step}")), manifest)
+    except CommitRefused:
+        return  # a later attempt has begun
+
+
+if __name__ == "__main__":
+    main(Path(os.environ["GANGRUN_DRILL_DIR"]), sys.argv[1])

@@ -1,0 +1,464 @@
+"""How each kind of drill is done to a run, and undone.
+
+Only processes that are surely this run's own are touched: ranks that its supervisor has noted, the agent and the warden
+above them, and the holder of the newest term. A rank on another node is reached through ``srun --overlap`` of the run's
+own job. What a strike leaves behind on purpose (a stopped process, a mount, damaged bytes) is put right by ``undo``,
+which runs however the drill ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import secrets
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from gangrun.adapters.local.played_world import PlayedDriver, make_read_only, make_silent, unmount
+from gangrun.adapters.slurm.step import Unasked, Where, on_each
+from gangrun.chaos.kinds import DrillKind
+from gangrun.chaos.plan import Drill
+from gangrun.chaos.score import Struck
+from gangrun.config import environment
+from gangrun.core.model import Placement
+from gangrun.core.text import signal_name, step_words
+from gangrun.errors import UNKNOWN, UserError
+from gangrun.launch.slurm_ask import tools_of
+from gangrun.launch.stop import drain, tell_owner
+from gangrun.node import processes
+from gangrun.runs.checkpoints import place_of, surveyed
+from gangrun.runs.failures import rank_statuses
+from gangrun.runs.snapshot import RunSnapshot
+from gangrun.runs.status import RankStatus, job_number
+from gangrun.runs.times import wall_now
+
+SLOW_STOPPED_S, SLOW_RUNS_S = 0.15, 0.05
+REACHED_WITHIN_S = 30.0
+TORN_MAX_BYTES = 64 * 1024
+GPU_LOST_XID, ECC_ERRORS_COUNT = 79, 3
+# Walks up from a rank to its agent (1) or warden (2), then signals; run by path of nothing, on another node.
+_SIGNAL = (
+    "import os, sys\n"
+    "pid, up, number = map(int, sys.argv[1:])\n"
+    "for _ in range(up): pid = int(open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[1])\n"
+    "os.kill(pid, number)\n"
+    "print('done')\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnWorld:
+    """What a run of ``--local`` has besides: its folder for the sample script, its mounts, its driver."""
+
+    drill_folder: Path
+    run_root: Path  # as the run's own processes name it; mounts go over it
+    sample: bool = False
+    driver: PlayedDriver | None = None
+    has_mounts: bool = False
+
+
+@dataclass(slots=True)
+class Strike:
+    """One drill of one run that trains now. ``undo`` is closed by whoever made it."""
+
+    drill: Drill
+    reading: RunSnapshot  # with all records
+    own: OwnWorld | None
+    undo: ExitStack = field(default_factory=ExitStack)
+
+    def strike(self) -> Struck:
+        """Do it; ``UserError`` if it cannot be done."""
+        match self.drill.kind:
+            case DrillKind.KILL_RANK:
+                return self._signal_rank(signal.SIGKILL)
+            case DrillKind.SEGFAULT_RANK:
+                return self._signal_rank(signal.SIGSEGV)
+            case DrillKind.STOP_RANK:
+                return self._signal_rank(signal.SIGSTOP)
+            case DrillKind.SLOW_RANK:
+                return self._slow_rank()
+            case DrillKind.OOM_RANK:
+                return self._limit_memory()
+            case DrillKind.NAN_LOSS:
+                return self._nan()
+            case DrillKind.KILL_AGENT:
+                return self._signal_above(1, "agent")
+            case DrillKind.KILL_WARDEN:
+                return self._signal_above(2, "warden")
+            case DrillKind.KILL_SUPERVISOR:
+                return self._signal_supervisor(signal.SIGKILL)
+            case DrillKind.STOP_SUPERVISOR:
+                return self._signal_supervisor(signal.SIGSTOP)
+            case DrillKind.STOP_NODE:
+                return self._stop_node()
+            case DrillKind.FULL_DISK | DrillKind.READ_ONLY_DISK | DrillKind.STALLED_DISK:
+                return self._disk()
+            case DrillKind.TORN_CHECKPOINT | DrillKind.FLIPPED_CHECKPOINT | DrillKind.MIXED_CHECKPOINT:
+                return self._checkpoint()
+            case DrillKind.XID | DrillKind.ECC:
+                return self._gpu()
+            case DrillKind.SCANCEL:
+                return self._scancel()
+            case DrillKind.DRAIN:
+                return self._drain()
+            case DrillKind.PREEMPT:
+                return self._preempt()
+            case DrillKind.IB_DOWN | DrillKind.CUT | DrillKind.CUT_ONE_WAY | DrillKind.LATENCY | DrillKind.CLOCK_JUMP:
+                raise _cannot(self.drill.kind.value, "no user can do it to real processes")
+
+    # ---- whom --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _run(self) -> str:
+        return self.reading.spec.run
+
+    @property
+    def _placement(self) -> Placement:
+        state = self.reading.state
+        if state is None or state.attempt.placement is None:
+            raise _cannot(self._run, "it has no ranks now")
+        return state.attempt.placement
+
+    def _rank(self) -> RankStatus:
+        """The rank that the plan names, else one on the node that it names, else any that the seed chooses."""
+        placed = self._placement
+        ranks = [one for one in rank_statuses(self.reading) if one.pid is not None]
+        if self.drill.rank >= placed.world_size:
+            raise _cannot(f"rank {self.drill.rank}", f"{self._run} has ranks 0 to {placed.world_size - 1}")
+        if self.drill.node and not placed.holds(self.drill.node):
+            raise _cannot(self.drill.node, f"no rank of {self._run} is there; ranks are on {', '.join(placed.nodes)}")
+        if self.drill.rank >= 0:
+            ranks = [one for one in ranks if one.rank == self.drill.rank]
+        if self.drill.node:
+            ranks = [one for one in ranks if one.node == self.drill.node]
+        if not ranks:
+            raise _cannot(self._run, "its supervisor has not noted the processes of such ranks yet")
+        return ranks[int(self.drill.choice * len(ranks))]
+
+    def _struck(self, words: str, node: str = "", rank: int = -1) -> Struck:
+        """To be called right before the deed."""
+        state = self.reading.state
+        assert state is not None
+        return Struck(wall_now(), state.attempt.number, node, rank, words)
+
+    def _is_here(self, node: str) -> bool:
+        return not self.reading.spec.is_scheduled or node == processes.host_name()
+
+    def _send(self, node: str, pid: int, signum: signal.Signals, up: int = 0) -> None:
+        """Signal a process of this run, or one above it; on another node through Slurm."""
+        if self._is_here(node):
+            self._send_here(pid, signum, up)
+            return
+        owner = self.reading.owner
+        if owner is None:
+            raise _cannot(node, "no job of the run is known")
+        command = [sys.executable, "-I", "-c", _SIGNAL, str(pid), str(up), str(int(signum))]
+        try:
+            where = Where((node,), job_number(owner.token))
+            heard = on_each(tools_of(environment.all_variables()), where, command, REACHED_WITHIN_S)
+        except Unasked as error:
+            raise UserError("refused", f"srun reaches nothing on {node}: {error}", "", UNKNOWN) from error
+        if "done" not in heard.lines:
+            why = heard.silent.get(node, heard.otherwise)
+            raise UserError("refused", f"process {pid} on {node} was not reached: {why}", "", UNKNOWN)
+
+    def _send_here(self, pid: int, signum: signal.Signals, up: int) -> None:
+        proc = processes.read_proc(pid)
+        for _ in range(up):
+            proc = processes.read_proc(proc.parent) if proc is not None else None
+        if proc is None or not belongs(proc.pid, self._run) or not processes.kill(proc, signum):
+            raise UserError("gone", f"process {pid} of {self._run} ended before the drill began", "", UNKNOWN)
+
+    def _later(self, node: str, pid: int, signum: signal.Signals) -> None:
+        """Undo: a process that is gone by then needs none."""
+
+        def send() -> None:
+            with contextlib.suppress(UserError):
+                self._send(node, pid, signum)
+
+        self.undo.callback(send)
+
+    # ---- processes ---------------------------------------------------------------------------------------------------
+
+    def _signal_rank(self, signum: signal.Signals) -> Struck:
+        one = self._rank()
+        assert one.pid is not None
+        struck = self._struck(f"{signal_name(signum)} to rank {one.rank} on {one.node}", one.node, one.rank)
+        if signum is signal.SIGSTOP:
+            self._later(one.node, one.pid, signal.SIGCONT)
+        self._send(one.node, one.pid, signum)
+        return struck
+
+    def _signal_above(self, up: int, who: str) -> Struck:
+        one = self._rank()
+        assert one.pid is not None
+        struck = self._struck(f"SIGKILL to the {who} on {one.node}", one.node)
+        self._send(one.node, one.pid, signal.SIGKILL, up)
+        return struck
+
+    def _signal_supervisor(self, signum: signal.Signals) -> Struck:
+        claim = self.reading.claim
+        if claim is None:
+            raise _cannot(self._run, "it has no supervisor now")
+        struck = self._struck(f"{signal_name(signum)} to the supervisor on {claim.node}", claim.node)
+        if signum is signal.SIGSTOP:
+            self._later(claim.node, claim.pid, signal.SIGCONT)
+        self._send(claim.node, claim.pid, signum)
+        return struck
+
+    def _slow_rank(self) -> Struck:
+        one = self._rank()
+        if not self._is_here(one.node) or one.pid is None:
+            raise _cannot(f"rank {one.rank}", f"only ranks on this machine can be slowed, and it is on {one.node}")
+        proc, over = processes.read_proc(one.pid), threading.Event()
+        if proc is None or not belongs(proc.pid, self._run):
+            raise UserError("gone", f"rank {one.rank} ended before the drill began", "", UNKNOWN)
+
+        def slow() -> None:
+            while not over.wait(SLOW_RUNS_S) and processes.kill(proc, signal.SIGSTOP):
+                over.wait(SLOW_STOPPED_S)
+                processes.kill(proc, signal.SIGCONT)
+
+        thread = threading.Thread(target=slow, name="slow rank", daemon=True)
+        self.undo.callback(thread.join)
+        self.undo.callback(over.set)
+        struck = self._struck(f"rank {one.rank} on {one.node} stopped for 3/4 of the time", one.node, one.rank)
+        thread.start()
+        return struck
+
+    def _limit_memory(self) -> Struck:
+        one = self._rank()
+        if not self._is_here(one.node) or one.pid is None or not belongs(one.pid, self._run):
+            raise _cannot(f"rank {one.rank}", f"only limits of ranks on this machine can be set; it is on {one.node}")
+        pid = one.pid
+        try:
+            soft, hard = resource.prlimit(pid, resource.RLIMIT_AS)
+            held_bytes = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+            struck = self._struck(f"no more memory for rank {one.rank} on {one.node}", one.node, one.rank)
+            resource.prlimit(pid, resource.RLIMIT_AS, (held_bytes, hard))
+        except OSError as error:
+            raise _cannot(f"the limit of rank {one.rank}", error.strerror or str(error)) from error
+
+        def lift() -> None:
+            with contextlib.suppress(OSError):
+                if belongs(pid, self._run):
+                    resource.prlimit(pid, resource.RLIMIT_AS, (soft, hard))
+
+        self.undo.callback(lift)
+        return struck
+
+    def _nan(self) -> Struck:
+        if self.own is None or not self.own.sample:
+            raise _cannot(self.drill.kind.value, "your script reports its own loss; leave COMMAND out")
+        one, state = self._rank(), self.reading.state
+        assert state is not None
+        mark = self.own.drill_folder / f"nan-{state.attempt.number}-{one.rank}"
+        struck = self._struck(f"NaN as the loss of rank {one.rank} on {one.node}", one.node, one.rank)
+        mark.touch()
+        self.undo.callback(partial(mark.unlink, missing_ok=True))
+        return struck
+
+    def _stop_node(self) -> Struck:
+        """Not the supervisor's host: of the others one hears nothing, and that is the drill."""
+        one, claim = self._rank_elsewhere(), self.reading.claim
+        assert one.pid is not None
+        warden = _above(one.pid, 2)
+        table = processes.process_table()
+        found = [] if warden is None else [warden, *processes.descendants([warden.pid], table)]
+        if not found or (claim is not None and claim.pid in {proc.pid for proc in found}):
+            raise UserError("gone", f"{one.node} changed before the drill began", "", UNKNOWN)
+        struck = self._struck(f"SIGSTOP to all {len(found)} processes of {one.node}", one.node)
+        for proc in found:
+            self.undo.callback(partial(processes.kill, proc, signal.SIGCONT))
+        for proc in found:  # the warden first: it would take a stop of its children for their end
+            processes.kill(proc, signal.SIGSTOP)
+        return struck
+
+    def _rank_elsewhere(self) -> RankStatus:
+        claim = self.reading.claim
+        holder = "" if claim is None else claim.node
+        if self.drill.node or self.drill.rank >= 0:
+            one = self._rank()
+            if one.node == holder:
+                raise _cannot(one.node, "the supervisor is there; name another host")
+            return one
+        ranks = [one for one in rank_statuses(self.reading) if one.pid is not None and one.node != holder]
+        if not ranks:
+            raise _cannot(self._run, "all its ranks are on the supervisor's host")
+        return ranks[int(self.drill.choice * len(ranks))]
+
+    # ---- file systems ------------------------------------------------------------------------------------------------
+
+    def _disk(self) -> Struck:
+        if self.own is None or not self.own.has_mounts:
+            raise _cannot(self.drill.kind.value, "the run has no file system of its own")
+        root = self.own.run_root
+        match self.drill.kind:
+            case DrillKind.FULL_DISK:
+                struck = self._struck(f"the file system of {root} is full")
+                ballast = root.parent / "ballast"
+                self.undo.callback(partial(ballast.unlink, missing_ok=True))
+                with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+                    while file.write(b"\0" * 65536):
+                        pass
+                with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
+                    while file.write(b"\0"):
+                        pass
+            case DrillKind.READ_ONLY_DISK:
+                struck = self._struck(f"{root} is read-only")
+                make_read_only(root)
+                self.undo.callback(unmount, root)
+            case _:
+                struck = self._struck(f"{root} does not answer")
+                server = make_silent(root)
+                self.undo.callback(os.close, server)
+                self.undo.callback(unmount, root)
+        return struck
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _checkpoint(self) -> Struck:
+        """Kill first: ranks that live could save a newer one before anybody reads what is damaged here."""
+        if not self.reading.spec.checkpoint.directory:
+            raise _cannot(self._run, "it has no checkpoint directory")
+        if len(self._checkpoints()) < 2:
+            raise _cannot(self._run, "it has fewer than two checkpoints, so that nothing would be left to resume from")
+        one = self._rank()
+        assert one.pid is not None
+        struck = self._struck("", one.node, one.rank)
+        self._send(one.node, one.pid, signal.SIGKILL)
+        newest, older = self._checkpoints()[:2]
+        words = self._damage(Path(newest.path), Path(older.path))
+        told = f"{words} of {step_words(newest.step if newest.step is not None else -1)}, then SIGKILL to rank {one.rank}"
+        return Struck(struck.wall, struck.attempt, struck.node, struck.rank, told)
+
+    def _checkpoints(self) -> Sequence[_Save]:
+        place = place_of(str(self.reading.paths.root), None, None, None)
+        listed = surveyed(place, None, None, verify=False).checkpoints
+        return [_Save(one.step, one.path) for one in listed if one.committed and one.level and one.valid is not False]
+
+    def _damage(self, newest: Path, older: Path) -> str:
+        target = _largest_file(newest)
+        if target.stat().st_nlink > 1:
+            raise _cannot(str(target), "older checkpoints share its bytes, and would be damaged with it")
+        match self.drill.kind:
+            case DrillKind.MIXED_CHECKPOINT:
+                return self._mix(target, older / target.relative_to(newest))
+            case DrillKind.TORN_CHECKPOINT:
+                fd, size = os.open(target, os.O_RDWR), target.stat().st_size
+                at = size - min(TORN_MAX_BYTES, (size + 1) // 2)
+                kept = os.pread(fd, size - at, at)
+                self._restored(fd, kept, at)
+                os.ftruncate(fd, at)
+                return f"the last {size - at} bytes of {target.name} cut off"
+            case _:
+                fd, size = os.open(target, os.O_RDWR), target.stat().st_size
+                kept = os.pread(fd, 1, size // 2)
+                self._restored(fd, kept, size // 2)
+                os.pwrite(fd, bytes([kept[0] ^ 0x10]), size // 2)
+                return f"a bit of {target.name} flipped"
+
+    def _restored(self, fd: int, kept: bytes, at: int) -> None:
+        """Undo through the open file, wherever it was moved meanwhile."""
+        self.undo.callback(os.close, fd)
+        self.undo.callback(os.pwrite, fd, kept, at)
+
+    def _mix(self, target: Path, older: Path) -> str:
+        if not older.is_file():
+            raise _cannot(str(older), "there is no such file in the older checkpoint")
+        folder, beside = (os.open(one, os.O_RDONLY | os.O_DIRECTORY) for one in (target.parent, target.parent.parent))
+        name = f".drill-{secrets.token_hex(4)}"
+        self.undo.callback(os.close, beside)
+        self.undo.callback(os.close, folder)
+        self.undo.callback(os.rename, name, target.name, src_dir_fd=beside, dst_dir_fd=folder)
+        os.rename(target.name, name, src_dir_fd=folder, dst_dir_fd=beside)
+        shutil.copyfile(older, target)
+        return f"{target.name} of an older checkpoint put into the one"
+
+    # ---- hardware and scheduler --------------------------------------------------------------------------------------
+
+    def _gpu(self) -> Struck:
+        if self.own is None or self.own.driver is None:
+            raise _cannot(self.drill.kind.value, "the run has no played driver")
+        one, driver = self._rank(), self.own.driver
+        self.undo.callback(driver.say, {})
+        if self.drill.kind is DrillKind.XID:
+            struck = self._struck(f"XID {GPU_LOST_XID} of GPU {one.rank} on {one.node}", one.node, one.rank)
+            driver.say({"event0": f"{one.rank} 8 {GPU_LOST_XID}"})
+        else:
+            words = f"{ECC_ERRORS_COUNT} uncorrectable memory errors of GPU {one.rank} on {one.node}"
+            struck = self._struck(words, one.node, one.rank)
+            driver.say({f"gpu{one.rank}.ecc10": ECC_ERRORS_COUNT})
+        return struck
+
+    def _scancel(self) -> Struck:
+        owner = self.reading.owner
+        if not self.reading.spec.is_scheduled:
+            struck = self._struck("SIGTERM to gangrun run")
+            tell_owner(self.reading)
+            return struck
+        return self._tool("scancel", () if owner is None else (job_number(owner.token),))
+
+    def _preempt(self) -> Struck:
+        owner = self.reading.owner
+        return self._tool("scancel", () if owner is None else ("--signal=TERM", job_number(owner.token)))
+
+    def _tool(self, tool: str, words: Sequence[str]) -> Struck:
+        if not words:
+            raise _cannot(self._run, "no job of the run is known")
+        struck = self._struck(" ".join((tool, *words)))
+        answer = tools_of(environment.all_variables()).run((tool, *words), REACHED_WITHIN_S)
+        if answer.code != 0:
+            raise UserError("refused", f"{tool} failed: {answer.words}", "", UNKNOWN)
+        return struck
+
+    def _drain(self) -> Struck:
+        one = self._rank_elsewhere()
+        struck = self._struck(f"drain of {one.node}", one.node)
+        drain(self.reading, one.node, REACHED_WITHIN_S, waits=False)
+        return struck
+
+
+@dataclass(frozen=True, slots=True)
+class _Save:
+    step: int | None
+    path: str
+
+
+def _cannot(what: str, why: str) -> UserError:
+    return UserError("refused", f"{what}: {why}", "gangrun chaos --list shows what each kind needs")
+
+
+def _above(pid: int, up: int) -> processes.Proc | None:
+    proc = processes.read_proc(pid)
+    for _ in range(up):
+        proc = processes.read_proc(proc.parent) if proc is not None else None
+    return proc
+
+
+def belongs(pid: int, run_id: str) -> bool:
+    """Is it surely a process of this run? Its environment or its command names the run."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    run = run_id.encode()
+    return b"GANGRUN_RUN=" + run in variables or run in command
+
+
+def _largest_file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    files = [one for one in path.rglob("*") if one.is_file() and not one.is_symlink()]
+    if not files:
+        raise _cannot(str(path), "it holds no file")
+    return max(files, key=lambda one: (one.stat().st_size, one.name))

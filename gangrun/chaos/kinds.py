@@ -13,12 +13,13 @@ from enum import Enum
 
 from gangrun.core.model import Cause
 
+DISK_FAULT_S = 15.0
 NEW_SUPERVISOR, STORAGE_STALLED, PASSED_OVER = "new supervisor", "storage stalled", "checkpoint passed over"
-SLOW_RANK, BAD_LOSS, NODE_FOUND = "slow rank", "bad loss", "node found broken"
+SLOW_RANK, OTHER_ALERT, BAD_LOSS, NODE_FOUND = "slow rank", "other alert", "bad loss", "node found broken"
 DRAINED, CANCELLED, NOTICED, SUSPECTED, NOTHING = "drained", "cancelled", "preempted", "node suspected", "nothing"
 OTHER = (
-    NEW_SUPERVISOR, STORAGE_STALLED, PASSED_OVER, SLOW_RANK, BAD_LOSS, NODE_FOUND, DRAINED, CANCELLED, NOTICED,
-    SUSPECTED, NOTHING,
+    NEW_SUPERVISOR, STORAGE_STALLED, PASSED_OVER, SLOW_RANK, OTHER_ALERT, BAD_LOSS, NODE_FOUND, DRAINED, CANCELLED,
+    NOTICED, SUSPECTED, NOTHING,
 )  # fmt: skip
 
 
@@ -88,6 +89,8 @@ _PLAYED = "it needs a driver that is played, which only a run of --local has"
 _ONE_LOOPBACK = (
     "the pretended hosts of one machine share one loopback interface, and real nodes' networks belong to others"
 )
+_FOR_A_WHILE = f" for {DISK_FAULT_S:g} s, and kills a rank meanwhile"
+_STALLED = "storage stalled; the ranks restart when the run directory can be written again"
 _DAMAGES = "; then kills a rank, so that a checkpoint is loaded. The bytes are put back afterwards"
 
 KINDS: Mapping[DrillKind, DrillRow] = {
@@ -135,19 +138,17 @@ KINDS: Mapping[DrillKind, DrillRow] = {
         refusal="only a pretended host of --local can be stopped as a whole",
     ),
     DrillKind.FULL_DISK: DrillRow(
-        "Fills the file system of the run directory, and empties it at the end of the drill",
-        "storage stalled; the ranks train on", _any(STORAGE_STALLED), Place.LOCAL, names_node=False, restarts=False,
-        noticed_s=30.0, simulated="FS_FULL", refusal=_OWN_MOUNTS,
+        f"Fills the file system of the run directory{_FOR_A_WHILE}", _STALLED, _any(STORAGE_STALLED), Place.LOCAL,
+        names_node=False, noticed_s=30.0, simulated="FS_FULL", refusal=_OWN_MOUNTS,
     ),
     DrillKind.READ_ONLY_DISK: DrillRow(
-        "Mounts the run directory read-only, and unmounts that at the end of the drill",
-        "storage stalled; the ranks train on", _any(STORAGE_STALLED), Place.LOCAL, names_node=False, restarts=False,
-        noticed_s=30.0, simulated="FS_READ_ONLY", refusal=_OWN_MOUNTS,
+        f"Mounts the run directory read-only{_FOR_A_WHILE}", _STALLED, _any(STORAGE_STALLED), Place.LOCAL,
+        names_node=False, noticed_s=30.0, simulated="FS_READ_ONLY", refusal=_OWN_MOUNTS,
     ),
     DrillKind.STALLED_DISK: DrillRow(
-        "Mounts a file system that never answers over the run directory, and unmounts it at the end of the drill",
-        "storage stalled; the ranks train on", _any(STORAGE_STALLED), Place.LOCAL, names_node=False, restarts=False,
-        noticed_s=30.0, simulated="FS_STALL", refusal=_OWN_MOUNTS,
+        f"Mounts a file system that never answers over the run directory{_FOR_A_WHILE}", _STALLED,
+        _any(STORAGE_STALLED), Place.LOCAL, names_node=False, noticed_s=30.0, simulated="FS_STALL",
+        refusal=_OWN_MOUNTS,
     ),
     DrillKind.TORN_CHECKPOINT: DrillRow(
         f"Cuts off the end of a file of the newest checkpoint{_DAMAGES}",
@@ -209,6 +210,8 @@ KINDS: Mapping[DrillKind, DrillRow] = {
         refusal="Linux has one wall clock for all processes of a machine, so that others would be hurt",
     ),
 }  # fmt: skip
+# They pass after a while: a run directory that cannot be written holds no record of that before.
+PASSES = frozenset({DrillKind.FULL_DISK, DrillKind.READ_ONLY_DISK, DrillKind.STALLED_DISK})
 LOCAL_KINDS = tuple(kind for kind, row in KINDS.items() if row.place in (Place.ANYWHERE, Place.LOCAL))
 
 

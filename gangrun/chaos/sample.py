@@ -1,8 +1,8 @@
 """The script that ``gangrun chaos --local`` trains if it is given none: a gang without torch, started by path.
 
 Each step waits for all ranks, as a collective would make it, through files in ``GANGRUN_DRILL_DIR``. It reports steps
-and a loss, and saves a checkpoint in gangrun's own format every twenty steps. A file ``nan-ATTEMPT-RANK`` in that folder makes the
-loss of that rank NaN.
+and a loss, and saves a checkpoint in gangrun's own format every twenty steps. A file ``nan-ATTEMPT-RANK`` in
+that folder makes the loss of that rank NaN.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gangrun.checkpoint.commit import CommitRefused, Staging
 from gangrun.wire.manifest import FileRow, Manifest, crcs_text
 
 PACE_S, SAVE_EVERY, STATE_BYTES = 0.05, 20, 64 * 1024
-WORK_BYTES = 2 * 1024 * 1024  # each step allocates so much, as a training does: a limit on memory is felt
+WORK_BYTES = 48 * 1024 * 1024  # asked for in each step, and never touched: a limit on memory is felt at once
 # The sampler of a rank knows a wait for other ranks by the file of the code that waits. This one stands in for it.
 _WAIT = """
 def all_ranks(meet, step, world_size, sleep):
@@ -49,8 +49,8 @@ def main(folder: Path, checkpoints: str) -> None:
         all_ranks(meet, step, world_size, sleep)  # type: ignore[operator]
         (meet / f"{step - 2}.{rank}").unlink(missing_ok=True)
         work = bytearray(WORK_BYTES)
-        loss = math.nan if (folder / f"nan-{attempt}-{rank}").exists() else 2.0 + math.exp(-step / 500) + 0.01 * math.sin(step)
-        gangrun.step(step, loss)
+        is_bad = (folder / f"nan-{attempt}-{rank}").exists()
+        gangrun.step(step, math.nan if is_bad else 2.0 + math.exp(-step / 500) + 0.01 * math.sin(step))
         sleep(PACE_S)
         del work
         step += 1

@@ -22,6 +22,7 @@ from gangrun.chaos.kinds import (
     NODE_FOUND,
     NOTHING,
     NOTICED,
+    OTHER_ALERT,
     PASSED_OVER,
     SLOW_RANK,
     STORAGE_STALLED,
@@ -30,7 +31,7 @@ from gangrun.chaos.kinds import (
 )
 from gangrun.chaos.plan import Drill, Sla, noticed_limit_s
 from gangrun.core.events import ProgressStalled, StacksTaken
-from gangrun.core.evidence import Hang
+from gangrun.core.evidence import AlertKind, Hang
 from gangrun.core.model import Cause, Phase, RunState
 from gangrun.core.recovery import blame_hang
 from gangrun.core.nodeset import natural_sort
@@ -42,12 +43,13 @@ from gangrun.wire.kinds import event_of
 from gangrun.wire.record import Record, RecordError
 
 _CAUSES = frozenset(cause.value for cause in Cause)
-_QUIET_SIGNS = {  # event -> what it concludes if no attempt failed, the most telling first
-    "ResumeChosen": PASSED_OVER, "CancelRequested": CANCELLED, "DrainRequested": DRAINED, "Notice": NOTICED,
-    "StoreStalled": STORAGE_STALLED, "TermTaken": NEW_SUPERVISOR, "AnomalySeen": BAD_LOSS, "AlertSeen": SLOW_RANK,
-    "FindingRaised": NODE_FOUND, "NodeSilent": SUSPECTED,
-}  # fmt: skip
-_SIGNS = frozenset({"RankExited", "NodeLost", "ProgressStalled", "AgentRejoined", "NodeAbsent", *_QUIET_SIGNS})
+# What a record concludes if no attempt failed, the most telling first.
+_QUIET = (
+    PASSED_OVER, CANCELLED, DRAINED, NOTICED, STORAGE_STALLED, NEW_SUPERVISOR, BAD_LOSS, SLOW_RANK, NODE_FOUND,
+    SUSPECTED, OTHER_ALERT,
+)  # fmt: skip
+_GOES_BACK = frozenset({Cause.NUMERICAL.value, Cause.DATA.value, Cause.POISONED.value})  # newer checkpoints are left out
+_LOUD = frozenset({"RankExited", "NodeLost", "ProgressStalled", "AgentRejoined", "NodeAbsent"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,41 +90,56 @@ class _Named:
 def concluded(records: Sequence[Record], state: RunState, struck: Struck) -> DrillConclusion:
     """What the journal says by now; ``records`` reach back to the start of the attempt that was struck."""
     since = [record for record in records if record.wall >= struck.wall and record.outcome == "applied"]
-    signs = [record for record in since if _is_sign(record)]
+    signs = [(record, found) for record in since if (found := _sign(record)) is not None]
     attempt = next((one for one in state.attempts if one.number == struck.attempt), None)
     cause = attempt.outcome if attempt is not None and attempt.ended is not None else NOTHING
     sentence = attempt.reason if attempt is not None and attempt.ended is not None else ""
-    seen = {record.kind: record for record in reversed(signs)}
-    if PASSED_OVER == _QUIET_SIGNS["ResumeChosen"] and "ResumeChosen" in seen:
-        cause, sentence = PASSED_OVER, seen["ResumeChosen"].reason
+    seen = {found: record.reason for record, found in reversed(signs) if found}
+    beside = next((one for one in (PASSED_OVER, STORAGE_STALLED) if one in seen and cause not in _GOES_BACK), "")
+    if beside:  # it says more than the death of the rank that showed it
+        cause, sentence = beside, seen[beside]
     elif state.phase is Phase.CANCELLED:
         cause, sentence = CANCELLED, state.reason
-    elif "DrainRequested" in seen and cause not in _CAUSES:
-        cause, sentence = DRAINED, seen["DrainRequested"].reason
     elif cause not in _CAUSES:
-        kind = next((kind for kind in _QUIET_SIGNS if kind in seen), "")
-        cause, sentence = (_QUIET_SIGNS[kind], seen[kind].reason) if kind else (NOTHING, "")
+        cause = next((one for one in _QUIET if one in seen), NOTHING)
+        sentence = seen.get(cause, "")
     walls = WallTimes.of(records)
     recovered, lost = _recovery(records, struck, walls)
     if recovered is None and cause not in _CAUSES and (quiet := _quietly_back(since, cause)) is not None:
         recovered, lost = quiet, 0
     began = sum(act.kind == "StartGang" for record in since for act in record.actions)
-    noticed = min((record.wall for record in signs), default=None)
+    noticed = min((record.wall for record, _ in signs), default=None)
     nodes = _nodes(records, since, struck.attempt, cause)
     return DrillConclusion(cause, nodes, sentence, noticed, recovered, lost, began)
 
 
-def _is_sign(record: Record) -> bool:
-    """Does this record tell of something that is wrong?"""
+def _sign(record: Record) -> str | None:
+    """What this record tells of something that is wrong; "" if that is concluded later, None if it tells nothing."""
     match record.kind, record.event:
         case "RankExited", {"exit": {"by_us": True}}:
-            return False
-        case "ResumeChosen", data:
-            return bool(data.get("passed_over"))
-        case "AlertSeen", data:
-            return not data.get("is_over")
+            return None
+        case "ResumeChosen", {"passed_over": [_, *_]}:
+            return PASSED_OVER
+        case "AlertSeen", {"alert": {"kind": str(kind)}, **rest} if not rest.get("is_over"):
+            return SLOW_RANK if kind == AlertKind.SLOW_RANK.value else OTHER_ALERT
+        case "CancelRequested", _:
+            return CANCELLED
+        case "DrainRequested", _:
+            return DRAINED
+        case "Notice", _:
+            return NOTICED
+        case "StoreStalled", _:
+            return STORAGE_STALLED
+        case "TermTaken", _:
+            return NEW_SUPERVISOR
+        case "AnomalySeen", _:
+            return BAD_LOSS
+        case "FindingRaised", _:
+            return NODE_FOUND
+        case "NodeSilent", _:
+            return SUSPECTED
         case _:
-            return record.kind in _SIGNS
+            return "" if record.kind in _LOUD else None
 
 
 def _recovery(records: Sequence[Record], struck: Struck, walls: WallTimes) -> tuple[float | None, int | None]:
@@ -167,7 +184,7 @@ def _name(named: _Named, record: Record) -> None:
             named.found[node] = None
         case (("NodeSilent" | "NodeLost" | "AgentRejoined"), {"node": str(node)}):
             named.silent[node] = None
-        case "AlertSeen", {"alert": {"node": str(node)}} if node:
+        case "AlertSeen", {"alert": {"node": str(node), "kind": "slow rank"}} if node:
             named.remarked[node] = None
         case (("AnomalySeen" | "DrainRequested"), {"node": str(node)}):
             named.remarked[node] = None
@@ -268,7 +285,7 @@ def _since(struck: Struck, wall: float | None) -> float | None:
 
 def _points(kind: DrillKind, sla: Sla, struck: Struck, found: DrillConclusion, left: LeftBehind) -> Iterator[SlaPoint]:
     row = KINDS[kind]
-    wants_notice = row.conclusions != {NOTHING}
+    wants_notice = NOTHING not in row.conclusions
     limit_s, noticed_s = noticed_limit_s(sla, kind), _since(struck, found.noticed)
     if wants_notice:
         yield _span("noticed", limit_s, noticed_s)
@@ -306,6 +323,6 @@ def _span(name: str, limit_s: float, took_s: float | None) -> SlaPoint:
 def is_over(drill: Drill, found: DrillConclusion) -> bool:
     """Is there no more to wait for?"""
     row = KINDS[drill.kind]
-    if row.restarts:
-        return found.recovered is not None
+    if row.restarts:  # a new supervisor may come before the restart
+        return found.recovered is not None and found.attempts_count > 0
     return found.cause in row.conclusions and found.noticed is not None

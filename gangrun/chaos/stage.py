@@ -23,7 +23,7 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import read_ranks
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.local.played_world import NotPossibleHere, PlayedDriver, also_at, mount_memory, own_mounts, unmount
-from gangrun.chaos.kinds import DrillKind
+from gangrun.chaos.kinds import DISK_FAULT_S, PASSES, DrillKind
 from gangrun.chaos.plan import Drill, DrillPlan, noticed_limit_s
 from gangrun.chaos.score import (
     DrillConclusion,
@@ -57,7 +57,6 @@ TRAINS_WITHIN_S = 180.0
 QUIET_FOR_S = 2.0  # after it has recovered: what a strike brings late is seen too
 ENDS_WITHIN_S = 60.0
 GONE_WITHIN_S = 10.0
-MOUNTED = frozenset({DrillKind.FULL_DISK, DrillKind.READ_ONLY_DISK, DrillKind.STALLED_DISK})
 DRIVEN = frozenset({DrillKind.XID, DrillKind.ECC})
 MOUNT_BYTES = 48 * 1024 * 1024
 SAMPLE_SHAPE = (
@@ -126,6 +125,13 @@ class Stage:
             why = f"has ended: {truth.state}, {truth.reason}" if truth.ended else "is run by no process any more"
             raise UserError("ended", f"{self.paths.run} {why}", "a drill needs a run that trains")
 
+    def let_pass(self, for_s: float) -> None:
+        """Follow the run for so long, whatever it does."""
+        until = steady_now() + for_s
+        while steady_now() < until:
+            self.look()
+            pause(LOOK_EVERY_S)
+
     def follow(self, drill: Drill, struck: Struck) -> DrillConclusion:
         """What the run makes of it, until it has recovered or the SLA's time is up."""
         limit_s = noticed_limit_s(drill.sla, drill.kind) + drill.sla.recovery_s
@@ -134,7 +140,9 @@ class Stage:
             state = self.look()
             found = DrillConclusion() if state is None else concluded(self.records, state, struck)
             now = steady_now()
-            if is_over(drill, found) and quiet_until is None:
+            if not is_over(drill, found):
+                quiet_until = None
+            elif quiet_until is None:
                 quiet_until = now + QUIET_FOR_S
             over = state is not None and state.phase in TERMINAL
             if now >= (give_up_at if quiet_until is None else quiet_until) or (over and quiet_until is None):
@@ -176,6 +184,9 @@ def one_drill(number: int, stage: Stage, drill: Drill, say: Callable[[str], None
     with strike.undo:
         struck = strike.strike()
         say(f"drill {number}, {drill.kind.value}: {struck.words}")
+        if drill.kind in PASSES:
+            stage.let_pass(DISK_FAULT_S)
+            strike.undo.close()
         found = stage.follow(drill, struck)
     left = LeftBehind(_settled(lambda: stage.orphans_count(before, struck.attempt)))
     return scored(number, stage.paths.run, drill, struck, found, left)
@@ -258,11 +269,11 @@ def _changed(score: DrillScore, **changes: object) -> DrillScore:
 
 def rehearse_local(plan: DrillPlan, command: tuple[str, ...], say: Callable[[str], None]) -> Rehearsal:
     """Each drill on a small run of its own, on this machine. Nothing of it stays."""
-    if plan.kinds & MOUNTED:
+    if plan.kinds & PASSES:
         try:
             own_mounts()
         except NotPossibleHere as error:
-            kinds = ", ".join(sorted(kind.value for kind in plan.kinds & MOUNTED))
+            kinds = ", ".join(sorted(kind.value for kind in plan.kinds & PASSES))
             raise UserError("refused", f"{kinds} cannot be done here: {error.strerror}", "leave them out") from error
     scores = []
     for number, drill in enumerate(plan.drills, 1):
@@ -292,7 +303,7 @@ def own_run(drill: Drill, command: tuple[str, ...]) -> Iterator[Stage]:
         runs, drill_folder, checkpoints = (folder / name for name in ("runs", "drill", "checkpoints"))
         for one in (runs, drill_folder):
             one.mkdir(mode=0o700)
-        view, driver, has_mounts = runs, None, drill.kind in MOUNTED
+        view, driver, has_mounts = runs, None, drill.kind in PASSES
         if has_mounts:
             view = folder / "view"
             view.mkdir()

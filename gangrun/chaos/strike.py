@@ -44,6 +44,9 @@ SLOW_STOPPED_S, SLOW_RUNS_S = 0.15, 0.05
 REACHED_WITHIN_S = 30.0
 TORN_MAX_BYTES = 64 * 1024
 GPU_LOST_XID, ECC_ERRORS_COUNT = 79, 3
+_DISKS = {
+    DrillKind.FULL_DISK: "is full", DrillKind.READ_ONLY_DISK: "is read-only", DrillKind.STALLED_DISK: "does not answer",
+}  # fmt: skip
 # Walks up from a rank to its agent (1) or warden (2), then signals; run by path of nothing, on another node.
 _SIGNAL = (
     "import os, sys\n"
@@ -298,29 +301,28 @@ class Strike:
     # ---- file systems ------------------------------------------------------------------------------------------------
 
     def _disk(self) -> Struck:
+        """A run that goes well writes little, so a rank dies: nothing may start again before that is recorded."""
         if self.own is None or not self.own.has_mounts:
             raise _cannot(self.drill.kind.value, "the run has no file system of its own")
-        root = self.own.run_root
+        one, root = self._rank(), self.own.run_root
+        assert one.pid is not None
+        struck = self._struck(f"the file system of {root} {_DISKS[self.drill.kind]}, then SIGKILL to rank {one.rank}")
         match self.drill.kind:
             case DrillKind.FULL_DISK:
-                struck = self._struck(f"the file system of {root} is full")
                 ballast = root.parent / "ballast"
                 self.undo.callback(partial(ballast.unlink, missing_ok=True))
-                with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-                    while file.write(b"\0" * 65536):
-                        pass
-                with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
-                    while file.write(b"\0"):
-                        pass
+                for piece in (b"\0" * 65536, b"\0"):
+                    with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
+                        while file.write(piece):
+                            pass
             case DrillKind.READ_ONLY_DISK:
-                struck = self._struck(f"{root} is read-only")
                 make_read_only(root)
                 self.undo.callback(unmount, root)
             case _:
-                struck = self._struck(f"{root} does not answer")
                 server = make_silent(root)
                 self.undo.callback(os.close, server)
                 self.undo.callback(unmount, root)
+        self._send(one.node, one.pid, signal.SIGKILL)
         return struck
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from gangrun import errors
 from gangrun.cli.main import COMMANDS, MEANT
 from gangrun.cli.manage import ConfigReport
 from gangrun.cli.plan import PlanReport
+from gangrun.chaos.score import Rehearsal
 from gangrun.cli.simulate import SimulationReport
 from gangrun.cli.submit import SUBMIT_COMMON
 from gangrun.cli.train import RUN_COMMON
@@ -139,6 +140,7 @@ def test_every_exit_code_is_told() -> None:
 
 PRINTED: dict[str, type[msgspec.Struct]] = {
     "cancel": CancelReport,
+    "chaos": Rehearsal,
     "checkpoint": SaveReport,
     "checkpoints": CheckpointList,
     "config": ConfigReport,

@@ -58,7 +58,8 @@ def simulated(job: tuple[str, int]) -> dict:
     world.start()
     world.run_until(begins_s - 0.001)
     state = world.newest_state()
-    assert state is not None and state.attempt.placement is not None, (job, world.story())
+    assert state is not None, job
+    assert state.attempt.placement is not None, (job, world.story())
     seat = chance.choice(state.attempt.placement.seats)
     node = seat.slot.node
     index = next(one.index for one in world.nodes if one.name == node)
@@ -95,7 +96,9 @@ def real(kinds: list[DrillKind]) -> list[dict]:
     rows = []
     for number, kind in enumerate(kinds):
         command = [sys.executable, "-m", "gangrun", "chaos", "--local", "--json", "--kind", kind.value]
-        done = subprocess.run([*command, "--seed", str(number)], capture_output=True, text=True, timeout=900)
+        done = subprocess.run(
+            [*command, "--seed", str(number)], capture_output=True, text=True, timeout=900, check=False
+        )
         answer = json.loads(done.stdout)
         if "error" in answer:
             print(f"{kind.value}: {answer['error']['message']}", file=sys.stderr)
@@ -139,11 +142,13 @@ def page_text(simulated_rows: list[dict], real_rows: list[dict]) -> str:
     """What stands between the marks of the page."""
     total = len(simulated_rows) + len(real_rows)
     broken = sum(bool(row["broken"]) for row in simulated_rows)
+    counts = f"{len(simulated_rows)} simulated and {len(real_rows)} on real processes"
+    world = (
+        f"{NODES} nodes of {RANKS_PER_NODE} ranks with {SPARES} spares (`xid`: one machine of four slots and a spare)"
+    )
     parts = [
-        f"{total} drilled faults: {len(simulated_rows)} simulated and {len(real_rows)} on real processes. "
-        "A bold number is a conclusion that counts as right.",
-        f"### Simulated\n\nThe real core, supervisor loop and agents' decisions in the simulated world: {NODES} nodes of "
-        f"{RANKS_PER_NODE} ranks with {SPARES} spares (`xid`: one machine of four slots and a spare one). "
+        f"{total} drilled faults: {counts}. A bold number is a conclusion that counts as right.",
+        f"### Simulated\n\nThe real core, supervisor loop and agents' decisions in the simulated world: {world}.",
         f"{broken} of these drills broke an invariant of the protocol.",
         matrix(simulated_rows),
     ]

@@ -26,11 +26,17 @@ ALLOWED = {
         "gangrun/adapters/clock.py",
         "gangrun/training/environment.py",
         "gangrun/training/step.py",
+        "gangrun/chaos/sample.py",  # a training script, started by path
         "gangrun/health/active/device_child.py",
         "gangrun/health/active/pair_child.py",
     },
     "environ": ISLANDS
-    | {"gangrun/config/environment.py", "gangrun/agent/ranks/environment.py", "gangrun/training/environment.py"},
+    | {
+        "gangrun/config/environment.py",
+        "gangrun/agent/ranks/environment.py",
+        "gangrun/training/environment.py",
+        "gangrun/chaos/sample.py",
+    },
     "subprocess": ISLANDS
     | {
         "gangrun/agent/ranks/gang_part.py",

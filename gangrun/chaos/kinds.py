@@ -55,7 +55,7 @@ class DrillKind(Enum):
     CLOCK_JUMP = "clock-jump"
 
 
-class Place(Enum):
+class DrillPlace(Enum):
     """Where a kind can be done."""
 
     ANYWHERE = "any run of yours"
@@ -71,7 +71,7 @@ class DrillRow:
     does: str
     leads_to: str
     conclusions: frozenset[str]  # which of them are right
-    place: Place = Place.ANYWHERE
+    place: DrillPlace = DrillPlace.ANYWHERE
     names_node: bool = True  # a right conclusion also names the node
     restarts: bool = True  # all ranks are started again
     ends: bool = False  # it ends the run
@@ -105,7 +105,8 @@ KINDS: Mapping[DrillKind, DrillRow] = {
         "Sends SIGSEGV to one rank", "signal; all ranks restart", _any(Cause.SIGNAL)
     ),
     DrillKind.SLOW_RANK: DrillRow(
-        "Stops one rank for three quarters of the time, by SIGSTOP and SIGCONT", "alert that names the rank; no restart",
+        "Stops one rank for three quarters of the time, by SIGSTOP and SIGCONT",
+        "alert that names the rank; no restart",
         _any(SLOW_RANK), restarts=False, noticed_s=900.0, simulated="SLOW_RANK",
     ),
     DrillKind.OOM_RANK: DrillRow(
@@ -114,7 +115,7 @@ KINDS: Mapping[DrillKind, DrillRow] = {
     ),
     DrillKind.NAN_LOSS: DrillRow(
         "Has the sample script report NaN as the loss of one rank", "numerical; all ranks go back to a checkpoint",
-        _any(Cause.NUMERICAL), Place.LOCAL, noticed_s=30.0, refusal="your script reports its own loss",
+        _any(Cause.NUMERICAL), DrillPlace.LOCAL, noticed_s=30.0, refusal="your script reports its own loss",
     ),
     DrillKind.KILL_AGENT: DrillRow(
         "Sends SIGKILL to the agent of one node", "agent died; all ranks restart",
@@ -134,20 +135,21 @@ KINDS: Mapping[DrillKind, DrillRow] = {
     ),
     DrillKind.STOP_NODE: DrillRow(
         "Sends SIGSTOP to every process of one pretended host, SIGCONT at the end of the drill",
-        "node silent; the ranks restart without it", _any(Cause.NODE_SILENT), Place.LOCAL, simulated="SUSPEND_NODE",
+        "node silent; the ranks restart without it", _any(Cause.NODE_SILENT), DrillPlace.LOCAL,
+        simulated="SUSPEND_NODE",
         refusal="only a pretended host of --local can be stopped as a whole",
     ),
     DrillKind.FULL_DISK: DrillRow(
-        f"Fills the file system of the run directory{_FOR_A_WHILE}", _STALLED, _any(STORAGE_STALLED), Place.LOCAL,
+        f"Fills the file system of the run directory{_FOR_A_WHILE}", _STALLED, _any(STORAGE_STALLED), DrillPlace.LOCAL,
         names_node=False, noticed_s=30.0, simulated="FS_FULL", refusal=_OWN_MOUNTS,
     ),
     DrillKind.READ_ONLY_DISK: DrillRow(
-        f"Mounts the run directory read-only{_FOR_A_WHILE}", _STALLED, _any(STORAGE_STALLED), Place.LOCAL,
+        f"Mounts the run directory read-only{_FOR_A_WHILE}", _STALLED, _any(STORAGE_STALLED), DrillPlace.LOCAL,
         names_node=False, noticed_s=30.0, simulated="FS_READ_ONLY", refusal=_OWN_MOUNTS,
     ),
     DrillKind.STALLED_DISK: DrillRow(
         f"Mounts a file system that never answers over the run directory{_FOR_A_WHILE}", _STALLED,
-        _any(STORAGE_STALLED), Place.LOCAL, names_node=False, noticed_s=30.0, simulated="FS_STALL",
+        _any(STORAGE_STALLED), DrillPlace.LOCAL, names_node=False, noticed_s=30.0, simulated="FS_STALL",
         refusal=_OWN_MOUNTS,
     ),
     DrillKind.TORN_CHECKPOINT: DrillRow(
@@ -166,29 +168,29 @@ KINDS: Mapping[DrillKind, DrillRow] = {
     ),
     DrillKind.XID: DrillRow(
         "Has the played driver report XID 79 of one GPU: it has fallen off the bus",
-        "hardware; the ranks restart without that GPU", _any(Cause.HARDWARE), Place.LOCAL, noticed_s=30.0,
+        "hardware; the ranks restart without that GPU", _any(Cause.HARDWARE), DrillPlace.LOCAL, noticed_s=30.0,
         simulated="BREAK_SLOT", refusal=_PLAYED,
     ),
     DrillKind.ECC: DrillRow(
         "Has the played driver count uncorrectable memory errors of one GPU",
-        "hardware; the ranks restart without that GPU", _any(Cause.HARDWARE), Place.LOCAL, noticed_s=60.0,
+        "hardware; the ranks restart without that GPU", _any(Cause.HARDWARE), DrillPlace.LOCAL, noticed_s=60.0,
         refusal=_PLAYED,
     ),
     DrillKind.IB_DOWN: DrillRow(
         "Takes an InfiniBand port of a node down", "hardware; the ranks restart on other nodes", _any(Cause.HARDWARE),
-        Place.NOWHERE, simulated="SICK", refusal="a port belongs to the administrator of the node",
+        DrillPlace.NOWHERE, simulated="SICK", refusal="a port belongs to the administrator of the node",
     ),
     DrillKind.CUT: DrillRow(
         "Cuts one node off the network", "node silent; the ranks restart without it", _any(Cause.NODE_SILENT),
-        Place.NOWHERE, simulated="CUT", refusal=_ONE_LOOPBACK,
+        DrillPlace.NOWHERE, simulated="CUT", refusal=_ONE_LOOPBACK,
     ),
     DrillKind.CUT_ONE_WAY: DrillRow(
         "Drops all that one node sends", "node silent; the ranks restart without it", _any(Cause.NODE_SILENT),
-        Place.NOWHERE, simulated="CUT_FROM", refusal=_ONE_LOOPBACK,
+        DrillPlace.NOWHERE, simulated="CUT_FROM", refusal=_ONE_LOOPBACK,
     ),
     DrillKind.LATENCY: DrillRow(
         "Delays all messages of one node", "nothing, or a suspect that recovers; no restart",
-        _any(NOTHING, SUSPECTED), Place.NOWHERE, names_node=False, restarts=False, simulated="DELAY",
+        _any(NOTHING, SUSPECTED), DrillPlace.NOWHERE, names_node=False, restarts=False, simulated="DELAY",
         refusal=_ONE_LOOPBACK,
     ),
     DrillKind.SCANCEL: DrillRow(
@@ -201,29 +203,33 @@ KINDS: Mapping[DrillKind, DrillRow] = {
     ),
     DrillKind.PREEMPT: DrillRow(
         "Sends the job SIGTERM through scancel --signal, as Slurm does before it preempts a job",
-        "preempted; the ranks save", _any(NOTICED, CANCELLED), Place.SLURM, names_node=False,
+        "preempted; the ranks save", _any(NOTICED, CANCELLED), DrillPlace.SLURM, names_node=False,
         refusal="nothing preempts a run on one machine",
     ),
     DrillKind.CLOCK_JUMP: DrillRow(
-        "Sets the wall clock of a node", "nothing: no decision rests on the wall clock", _any(NOTHING), Place.NOWHERE,
-        names_node=False, restarts=False, simulated="WALL_JUMP",
+        "Sets the wall clock of a node", "nothing: no decision rests on the wall clock", _any(NOTHING),
+        DrillPlace.NOWHERE, names_node=False, restarts=False, simulated="WALL_JUMP",
         refusal="Linux has one wall clock for all processes of a machine, so that others would be hurt",
     ),
 }  # fmt: skip
 # They pass after a while: a run directory that cannot be written holds no record of that before.
 PASSES = frozenset({DrillKind.FULL_DISK, DrillKind.READ_ONLY_DISK, DrillKind.STALLED_DISK})
-LOCAL_KINDS = tuple(kind for kind, row in KINDS.items() if row.place in (Place.ANYWHERE, Place.LOCAL))
+OWN_RUN_WORDS = (
+    "With --local each drill strikes a run of its own: three pretended hosts of one rank each, of which two are enough."
+    " For xid and ecc it is one host with four played GPUs, two or three ranks and one spare GPU."
+)
+LOCAL_KINDS = tuple(kind for kind, row in KINDS.items() if row.place in (DrillPlace.ANYWHERE, DrillPlace.LOCAL))
 
 
 def refusal_of(kind: DrillKind, *, local: bool) -> str:
     """Why this kind cannot be done to such a run; "" if it can."""
     row = KINDS[kind]
     match row.place:
-        case Place.NOWHERE:
+        case DrillPlace.NOWHERE:
             return f"{row.refusal}; benchmarks/drills.py plays it in the simulated world"
-        case Place.LOCAL if not local:
+        case DrillPlace.LOCAL if not local:
             return row.refusal
-        case Place.SLURM if local:
+        case DrillPlace.SLURM if local:
             return row.refusal
         case _:
             return ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gangrun.chaos.kinds import KINDS, Place
-from gangrun.chaos.score import DrillScore, Rehearsal
-from gangrun.chaos.stage import SAMPLE_SHAPE
+from gangrun.chaos.kinds import KINDS, OWN_RUN_WORDS, DrillPlace
+from gangrun.chaos.plan import Drill
+from gangrun.chaos.score import DrillScore, Rehearsal, Struck
 from gangrun.core.text import counted
 from gangrun.display.report.markup import document, figure, folded, table, text
 from gangrun.display.status_page import PageFormat
@@ -36,6 +36,11 @@ def rehearsal_page(found: Rehearsal, look: PageFormat) -> list[str]:
     return [*lines, verdict(found)]
 
 
+def strike_line(number: int, drill: Drill, struck: Struck) -> str:
+    """What is said when a drill strikes."""
+    return f"drill {number}, {drill.kind.value}: {struck.words}"
+
+
 def verdict(found: Rehearsal) -> str:
     """The last line."""
     missed = sum(not one.holds for one in found.drills)
@@ -46,33 +51,33 @@ def verdict(found: Rehearsal) -> str:
 def kinds_page(look: PageFormat) -> list[str]:
     """What ``gangrun chaos --list`` prints: each kind, what it does, where, and what it should lead to."""
     lines: list[str] = []
-    for place in Place:
+    for place in DrillPlace:
         rows = [(kind, row) for kind, row in KINDS.items() if row.place is place]
         lines += ["", styled(_place_words(place), "bold", look.color)]
         for kind, row in rows:
             lines.append(f"  {styled(kind.value, 'cyan', look.color)}")
             lines += wrapped(f"{row.does}.", look.columns, "      ")
             lines += wrapped(f"leads to: {row.leads_to}", look.columns, "      ")
-            if place is not Place.ANYWHERE:
+            if place is not DrillPlace.ANYWHERE:
                 lines += wrapped(f"not elsewhere: {row.refusal}", look.columns, "      ")
-    return [*lines[1:], "", *wrapped(SAMPLE_SHAPE, look.columns)]
+    return [*lines[1:], "", *wrapped(OWN_RUN_WORDS, look.columns)]
 
 
-def _place_words(place: Place) -> str:
+def _place_words(place: DrillPlace) -> str:
     match place:
-        case Place.ANYWHERE:
+        case DrillPlace.ANYWHERE:
             return "on a run of yours, and with --local"
-        case Place.LOCAL:
+        case DrillPlace.LOCAL:
             return "with --local only"
-        case Place.SLURM:
+        case DrillPlace.SLURM:
             return "on a Slurm run of yours only"
-        case Place.NOWHERE:
+        case DrillPlace.NOWHERE:
             return "in the simulated world only (benchmarks/drills.py)"
 
 
 def rehearsal_html(found: Rehearsal, look: PageFormat) -> str:
     """One file for a browser."""
-    kind = "good" if found.holds else "bad"
+    kind, state = ("good", "SLA HOLDS") if found.holds else ("bad", "SLA MISSED")
     when = f"{date_words(look.now, look.zone)} {clock_words(look.now, look.now, look.zone)}"
     rows = [
         (str(one.number), one.kind, one.done, one.concluded, _node(one), _span(one.noticed_s), _span(one.recovery_s),
@@ -84,8 +89,7 @@ def rehearsal_html(found: Rehearsal, look: PageFormat) -> str:
                    inner=(8,), words=(1, 3, 4, 8), long=(2,))  # fmt: skip
     parts = [
         f"<header><h1>{text('Rehearsal of failures')}</h1>",
-        f'<p><span class="state {kind}">{"SLA HOLDS" if found.holds else "SLA MISSED"}</span> '
-        f'<span class="dim">{text(when)}</span></p>',
+        f'<p><span class="state {kind}">{state}</span> <span class="dim">{text(when)}</span></p>',
         f'<p class="lead">{text(verdict(found))}</p></header>',
         f"<h2>Drills</h2>{figure(drills, 'table of drills')}",
         "<h2>Service level</h2>",
@@ -120,4 +124,3 @@ def _node(one: DrillScore) -> str:
 
 def _span(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.1f} s"
-

@@ -1,27 +1,27 @@
 """What is to be drilled, and what must hold: the plan's file, drills drawn by chance from a seed, and the SLA.
 
-    random = 5                     # or [[drill]] tables, or both; all keys are optional but kind
-    kinds = ["kill-rank"]          # what to draw from
+random = 5                     # or [[drill]] tables, or both; all keys are optional but kind
+kinds = ["kill-rank"]          # what to draw from
 
-    [sla]
-    noticed = "10s"
+[sla]
+noticed = "10s"
 
-    [[drill]]
-    kind = "kill-rank"
-    rank = 1                       # else the seed chooses one
-    at_step = 40                   # else after = "5s", counted from the last recovery
+[[drill]]
+kind = "kill-rank"
+rank = 1                       # else the seed chooses one
+at_step = 40                   # else after = "5s", counted from the last recovery
 """
 
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from gangrun.chaos.kinds import KINDS, DrillKind, refusal_of
+from gangrun.config.failure_file import keyed_value, known_keys, parsed_file
 from gangrun.config.parsers import BadValue, positive_span_s, span_s, switch, text, whole
 from gangrun.errors import UserError, did_you_mean
 
@@ -93,7 +93,7 @@ def plan_of(path: Path | None, kinds: Sequence[DrillKind], seed: int, *, local: 
     if path is None:
         found = [Drill(kind) for kind in kinds]
         return _ready(found, seed, local=local)
-    table = _parsed(path)
+    table = parsed_file(path, HINT)
     try:
         return _ready(_drills(table, seed, local=local) + [Drill(kind) for kind in kinds], seed, local=local)
     except BadValue as error:
@@ -117,31 +117,18 @@ def _ready(drills: list[Drill], seed: int, *, local: bool) -> DrillPlan:
     return DrillPlan(tuple(replace(one, choice=chance.random()) for one in drills), seed)
 
 
-def _parsed(path: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        return tomllib.loads(path.read_bytes().decode())
-    except OSError as error:
-        raise UserError("config", f"cannot read {path}: {error.strerror}", "see whether the file is there") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError("config", f"{path} is not TOML: {error}", HINT) from error
-
-
 def _drills(table: Mapping[str, Any], seed: int, *, local: bool) -> list[Drill]:
-    _known(table, ("random", "kinds", "sla", "drill"), "")
+    known_keys(table, ("random", "kinds", "sla", "drill"), "")
     sla = _sla(table.get("sla", {}), Sla(), "[sla] ")
     rows = table.get("drill", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise BadValue("drill is not a list of tables", "write [[drill]] above each")
     drills = [_drill(row, sla, number) for number, row in enumerate(rows, 1)]
-    count = _value("random", whole(1), table["random"]) if "random" in table else 0
+    count = keyed_value("random", whole(1), table["random"]) if "random" in table else 0
     names = table.get("kinds", [])
     if not isinstance(names, list):
         raise BadValue("kinds is not a list", 'write kinds = ["kill-rank", "stop-rank"]')
-    kinds = [_value("kinds", drill_kind, name) for name in names]
+    kinds = [keyed_value("kinds", drill_kind, name) for name in names]
     chance = random.Random(f"kinds {seed}")
     drawn = kinds or [kind for kind, row in KINDS.items() if not refusal_of(kind, local=local) and not row.ends]
     return drills + [Drill(chance.choice(drawn), sla=sla) for _ in range(min(count, DRILLS_MAX_COUNT + 1))]
@@ -149,37 +136,25 @@ def _drills(table: Mapping[str, Any], seed: int, *, local: bool) -> list[Drill]:
 
 def _drill(row: Mapping[str, Any], sla: Sla, number: int) -> Drill:
     where = f"[[drill]] {number}: "
-    _known(row, (*_ROW, "kind", "sla"), where)
+    known_keys(row, (*_ROW, "kind", "sla"), where)
     if "kind" not in row:
         raise BadValue(f"{where}kind is missing")
     if "at_step" in row and "after" in row:
         raise BadValue(f"{where}at_step and after exclude each other")
-    values = {into: _value(f"{where}{name}", parse, row[name]) for name, (into, parse) in _ROW.items() if name in row}
-    kind = _value(f"{where}kind", drill_kind, row["kind"])
+    values = {
+        into: keyed_value(f"{where}{name}", parse, row[name]) for name, (into, parse) in _ROW.items() if name in row
+    }
+    kind = keyed_value(f"{where}kind", drill_kind, row["kind"])
     return Drill(kind, sla=_sla(row.get("sla", {}), sla, f"{where}sla: "), **values)
 
 
 def _sla(table: object, base: Sla, where: str) -> Sla:
     if not isinstance(table, dict):
         raise BadValue(f"{where}is not a table")
-    _known(table, _SLA, where)
-    values = {into: _value(f"{where}{name}", parse, table[name]) for name, (into, parse) in _SLA.items()
+    known_keys(table, _SLA, where)
+    values = {into: keyed_value(f"{where}{name}", parse, table[name]) for name, (into, parse) in _SLA.items()
               if name in table}  # fmt: skip
     return replace(base, **values)
-
-
-def _known(found: Iterable[str], names: Iterable[str], where: str) -> None:
-    known = list(names)
-    for name in found:
-        if name not in known:
-            raise BadValue(f"{where}unknown key {name!r}", did_you_mean(name, known) or f"known: {', '.join(known)}")
-
-
-def _value(where: str, parse: Callable[[Any], Any], value: object) -> Any:
-    try:
-        return parse(value)
-    except BadValue as error:
-        raise BadValue(f"{where}: {error}", error.hint) from error
 
 
 _ROW: dict[str, tuple[str, Callable[[Any], Any]]] = {

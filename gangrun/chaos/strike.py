@@ -44,9 +44,14 @@ SLOW_STOPPED_S, SLOW_RUNS_S = 0.15, 0.05
 REACHED_WITHIN_S = 30.0
 TORN_MAX_BYTES = 64 * 1024
 GPU_LOST_XID, ECC_ERRORS_COUNT = 79, 3
+_SIGNALS = {
+    DrillKind.KILL_RANK: signal.SIGKILL, DrillKind.SEGFAULT_RANK: signal.SIGSEGV, DrillKind.STOP_RANK: signal.SIGSTOP,
+    DrillKind.KILL_SUPERVISOR: signal.SIGKILL, DrillKind.STOP_SUPERVISOR: signal.SIGSTOP,
+}  # fmt: skip
 _DISKS = {
     DrillKind.FULL_DISK: "is full", DrillKind.READ_ONLY_DISK: "is read-only", DrillKind.STALLED_DISK: "does not answer",
 }  # fmt: skip
+_OWN_COMMANDS = (b"gangrun.entry.", b"/node/warden.py", b"/node/memory_keeper.py")
 # Walks up from a rank to its agent (1) or warden (2), then signals; run by path of nothing, on another node.
 _SIGNAL = (
     "import os, sys\n"
@@ -69,7 +74,7 @@ class OwnWorld:
 
 
 @dataclass(slots=True)
-class Strike:
+class DrillStrike:
     """One drill of one run that trains now. ``undo`` is closed by whoever made it."""
 
     drill: Drill
@@ -80,26 +85,18 @@ class Strike:
     def strike(self) -> Struck:
         """Do it; ``UserError`` if it cannot be done."""
         match self.drill.kind:
-            case DrillKind.KILL_RANK:
-                return self._signal_rank(signal.SIGKILL)
-            case DrillKind.SEGFAULT_RANK:
-                return self._signal_rank(signal.SIGSEGV)
-            case DrillKind.STOP_RANK:
-                return self._signal_rank(signal.SIGSTOP)
+            case DrillKind.KILL_RANK | DrillKind.SEGFAULT_RANK | DrillKind.STOP_RANK:
+                return self._signal_rank(_SIGNALS[self.drill.kind])
             case DrillKind.SLOW_RANK:
                 return self._slow_rank()
             case DrillKind.OOM_RANK:
                 return self._limit_memory()
             case DrillKind.NAN_LOSS:
                 return self._nan()
-            case DrillKind.KILL_AGENT:
-                return self._signal_above(1, "agent")
-            case DrillKind.KILL_WARDEN:
-                return self._signal_above(2, "warden")
-            case DrillKind.KILL_SUPERVISOR:
-                return self._signal_supervisor(signal.SIGKILL)
-            case DrillKind.STOP_SUPERVISOR:
-                return self._signal_supervisor(signal.SIGSTOP)
+            case DrillKind.KILL_AGENT | DrillKind.KILL_WARDEN:
+                return self._kill_above()
+            case DrillKind.KILL_SUPERVISOR | DrillKind.STOP_SUPERVISOR:
+                return self._signal_supervisor(_SIGNALS[self.drill.kind])
             case DrillKind.STOP_NODE:
                 return self._stop_node()
             case DrillKind.FULL_DISK | DrillKind.READ_ONLY_DISK | DrillKind.STALLED_DISK:
@@ -200,7 +197,8 @@ class Strike:
         self._send(one.node, one.pid, signum)
         return struck
 
-    def _signal_above(self, up: int, who: str) -> Struck:
+    def _kill_above(self) -> Struck:
+        up, who = (1, "agent") if self.drill.kind is DrillKind.KILL_AGENT else (2, "warden")
         one = self._rank()
         assert one.pid is not None
         struck = self._struck(f"SIGKILL to the {who} on {one.node}", one.node)
@@ -231,6 +229,7 @@ class Strike:
                 processes.kill(proc, signal.SIGCONT)
 
         thread = threading.Thread(target=slow, name="slow rank", daemon=True)
+        self.undo.callback(processes.kill, proc, signal.SIGCONT)
         self.undo.callback(thread.join)
         self.undo.callback(over.set)
         struck = self._struck(f"rank {one.rank} on {one.node} stopped for 3/4 of the time", one.node, one.rank)
@@ -328,19 +327,24 @@ class Strike:
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
     def _checkpoint(self) -> Struck:
-        """Kill first: ranks that live could save a newer one before anybody reads what is damaged here."""
+        """Ranks are stopped first: one that lives could commit a newer step before any is loaded."""
         if not self.reading.spec.checkpoint.directory:
             raise _cannot(self._run, "it has no checkpoint directory")
-        if len(self._checkpoints()) < 2:
-            raise _cannot(self._run, "it has fewer than two checkpoints, so that nothing would be left to resume from")
         one = self._rank()
         assert one.pid is not None
-        struck = self._struck("", one.node, one.rank)
-        self._send(one.node, one.pid, signal.SIGKILL)
-        newest, older = self._checkpoints()[:2]
+        for other in rank_statuses(self.reading):
+            if other.pid is not None and self._is_here(other.node):
+                self._later(other.node, other.pid, signal.SIGCONT)
+                self._send(other.node, other.pid, signal.SIGSTOP)
+        saves = self._checkpoints()
+        if len(saves) < 2:
+            raise _cannot(self._run, "it has fewer than two checkpoints, so that nothing would be left to resume from")
+        newest, older = saves[:2]
         words = self._damage(Path(newest.path), Path(older.path))
-        told = f"{words} of {step_words(newest.step if newest.step is not None else -1)}, then SIGKILL to rank {one.rank}"
-        return Struck(struck.wall, struck.attempt, struck.node, struck.rank, told)
+        told = f"{words} of {step_words(-1 if newest.step is None else newest.step)}, then SIGKILL to rank {one.rank}"
+        struck = self._struck(told, one.node, one.rank)
+        self._send(one.node, one.pid, signal.SIGKILL)
+        return struck
 
     def _checkpoints(self) -> Sequence[_Save]:
         place = place_of(str(self.reading.paths.root), None, None, None)
@@ -447,14 +451,16 @@ def _above(pid: int, up: int) -> processes.Proc | None:
 
 
 def belongs(pid: int, run_id: str) -> bool:
-    """Is it surely a process of this run? Its environment or its command names the run."""
+    """Is it surely a process of this run? Its environment names the run, or it is one of gangrun's own for it."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
     run = run_id.encode()
-    return b"GANGRUN_RUN=" + run in variables or run in command
+    if b"GANGRUN_RUN=" + run in variables:
+        return True
+    return run in command and any(part in command for part in _OWN_COMMANDS)
 
 
 def _largest_file(path: Path) -> Path:

@@ -49,9 +49,10 @@ def chaos(
       gangrun chaos --local --kind kill-rank --kind stop-rank
       gangrun chaos my-run --plan plan.toml --seed 7
     """  # noqa: D301 - click reads the backspace
+    from gangrun.chaos.own_run import rehearse_local
     from gangrun.chaos.page import kinds_page, rehearsal_html, rehearsal_page
     from gangrun.chaos.plan import plan_of
-    from gangrun.chaos.stage import rehearse_local, rehearse_run
+    from gangrun.chaos.stage import rehearse_run
     from gangrun.runs.locate import find
 
     look = look_now()

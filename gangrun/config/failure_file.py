@@ -28,7 +28,7 @@ def failure_table(word: str) -> FailureTable:
     if path.suffix != ".toml":
         hint = did_you_mean(word, TABLES) or "write rates into a file such as failures.toml"
         raise UserError("usage", f"--failures: {word!r} is neither {', '.join(TABLES)} nor a .toml file", hint)
-    found = _parsed(path)
+    found = parsed_file(path, "docs/planning.md has an example")
     try:
         return _table(found, path)
     except BadValue as error:
@@ -36,7 +36,8 @@ def failure_table(word: str) -> FailureTable:
         raise UserError("config", f"{path}: {error}", hint) from error
 
 
-def _parsed(path: Path) -> dict[str, Any]:
+def parsed_file(path: Path, hint: str) -> dict[str, Any]:
+    """A file in TOML as a table; ``UserError`` if it cannot be read, with ``hint`` if it is no TOML."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -46,12 +47,12 @@ def _parsed(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError("config", f"cannot read {path}: {error.strerror}", "see whether the file is there") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError("config", f"{path} is not TOML: {error}", "docs/planning.md has an example") from error
+        raise UserError("config", f"{path} is not TOML: {error}", hint) from error
 
 
 def _table(found: Mapping[str, Any], path: Path) -> FailureTable:
     values = {name: parse(found[name]) for name, parse in _KEYS.items() if name in found}
-    _known(found, (*_KEYS, "recovery", "failure"), "")
+    known_keys(found, (*_KEYS, "recovery", "failure"), "")
     base: FailureTable = values.get("base", _EMPTY)
     rows = found.get("failure", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -63,8 +64,8 @@ def _table(found: Mapping[str, Any], path: Path) -> FailureTable:
     if not isinstance(recovery, dict):
         raise BadValue("recovery is not a table", "write [recovery] above its lines")
     seconds = {one.name for one in fields(RecoverySeconds)}
-    _known(recovery, seconds, "[recovery] ")
-    took = {name: _value(f"[recovery] {name}", span_s, value) for name, value in recovery.items()}
+    known_keys(recovery, seconds, "[recovery] ")
+    took = {name: keyed_value(f"[recovery] {name}", span_s, value) for name, value in recovery.items()}
     return replace(
         base,
         name=values.get("name", path.stem),
@@ -80,11 +81,11 @@ def _table(found: Mapping[str, Any], path: Path) -> FailureTable:
 
 def _cause(row: Mapping[str, Any], number: int) -> FailureCause:
     where = f"[[failure]] {number}: "
-    _known(row, _ROW, where)
+    known_keys(row, _ROW, where)
     for name in ("cause", "kind"):
         if name not in row:
             raise BadValue(f"{where}{name} is missing")
-    values = {name: _value(f"{where}{name}", parse, row[name]) for name, parse in _ROW.items() if name in row}
+    values = {name: keyed_value(f"{where}{name}", parse, row[name]) for name, parse in _ROW.items() if name in row}
     one = FailureCause(
         values["cause"],
         values["kind"],
@@ -104,14 +105,16 @@ def _cause(row: Mapping[str, Any], number: int) -> FailureCause:
 _EMPTY_CAUSE = FailureCause("", FailureKind.NODE)
 
 
-def _known(found: Iterable[str], names: Iterable[str], where: str) -> None:
+def known_keys(found: Iterable[str], names: Iterable[str], where: str) -> None:
+    """``BadValue`` with its place for a key that is not among ``names``."""
     known = list(names)
     for name in found:
         if name not in known:
             raise BadValue(f"{where}unknown key {name!r}", did_you_mean(name, known) or f"known: {', '.join(known)}")
 
 
-def _value(where: str, parse: Callable[[object], Any], value: object) -> Any:
+def keyed_value(where: str, parse: Callable[[Any], Any], value: object) -> Any:
+    """The value, or a ``BadValue`` with its place."""
     try:
         return parse(value)
     except BadValue as error:
@@ -148,7 +151,7 @@ def _nodes(value: object) -> int:
 
 
 def _named(name: str, parse: Callable[[object], Any]) -> Callable[[object], Any]:
-    return lambda value: _value(name, parse, value)
+    return lambda value: keyed_value(name, parse, value)
 
 
 _KEYS: dict[str, Callable[[object], Any]] = {

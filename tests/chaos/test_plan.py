@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.chaos.kinds import KINDS, DrillKind, Place, refusal_of
+from gangrun.chaos.kinds import KINDS, DrillKind, DrillPlace, refusal_of
 from gangrun.chaos.plan import DrillPlan, noticed_limit_s, plan_of
 from gangrun.errors import UserError
 from gangrun.sim import Kind
@@ -75,9 +75,9 @@ def test_a_mistake_in_a_plan_is_told_with_its_place(tmp_path: Path, text: str, w
     assert told.value.hint
 
 
-@pytest.mark.parametrize("kind", [kind for kind, row in KINDS.items() if row.place is not Place.ANYWHERE])
+@pytest.mark.parametrize("kind", [kind for kind, row in KINDS.items() if row.place is not DrillPlace.ANYWHERE])
 def test_a_kind_that_cannot_be_done_is_refused_with_the_reason(kind: DrillKind) -> None:
-    local = KINDS[kind].place is not Place.LOCAL
+    local = KINDS[kind].place is not DrillPlace.LOCAL
     with pytest.raises(UserError) as told:
         plan_of(None, (kind,), 0, local=local)
     assert told.value.message.startswith(f"{kind.value} cannot be done to this run: {KINDS[kind].refusal}")

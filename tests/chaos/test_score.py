@@ -32,7 +32,10 @@ def drilled(
     return struck, concluded(records, state, struck)
 
 
-def score(kind: DrillKind, struck: Struck, found: DrillConclusion, sla: Sla = Sla()) -> DrillScore:
+USUAL = Sla()
+
+
+def score(kind: DrillKind, struck: Struck, found: DrillConclusion, sla: Sla = USUAL) -> DrillScore:
     return scored(1, "run", Drill(kind, sla=sla), struck, found, LeftBehind(0, 0))
 
 

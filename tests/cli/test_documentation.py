@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from gangrun import errors
+from gangrun.chaos.score import Rehearsal
 from gangrun.cli.main import COMMANDS, MEANT
 from gangrun.cli.manage import ConfigReport
 from gangrun.cli.plan import PlanReport
-from gangrun.chaos.score import Rehearsal
 from gangrun.cli.simulate import SimulationReport
 from gangrun.cli.submit import SUBMIT_COMMON
 from gangrun.cli.train import RUN_COMMON

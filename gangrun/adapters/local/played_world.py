@@ -139,7 +139,9 @@ class PlayedDriver:
     def say(self, changes: Mapping[str, object]) -> None:
         """From now on the driver reports this, and else healthy GPUs."""
         lines: dict[str, object] = {"count": self.gpus_count, "driver": "570.86.15"}
-        lines |= {f"gpu{n}.{key}": str(value).format(n=n) for n in range(self.gpus_count) for key, value in H100.items()}
+        lines |= {
+            f"gpu{n}.{key}": str(value).format(n=n) for n in range(self.gpus_count) for key, value in H100.items()
+        }
         part = self.folder / "gpus.part"
         part.write_text("".join(f"{key} {value}\n" for key, value in (lines | dict(changes)).items()))
         part.replace(self.folder / "gpus")

@@ -1,0 +1,144 @@
+"""A small run of one's own for each drill: made, struck, ended, removed.
+
+It has what no other run may have: mounts that nobody else sees, a driver that is played, a sample script. Nothing of it
+stays: processes that outlive its end are counted, then killed. If this process is killed, the run's owner dies with it
+and a child removes the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.local.played_world import (
+    NotPossibleHere,
+    PlayedDriver,
+    also_at,
+    mount_memory,
+    own_mounts,
+    unmount,
+)
+from gangrun.chaos.kinds import PASSES, DrillKind
+from gangrun.chaos.plan import Drill, DrillPlan
+from gangrun.chaos.score import Rehearsal
+from gangrun.chaos.stage import (
+    GONE_WITHIN_S,
+    LOOK_EVERY_S,
+    Stage,
+    guarded,
+    one_drill,
+    run_processes,
+    settled,
+    with_count,
+    with_leaks,
+)
+from gangrun.chaos.strike import OwnWorld
+from gangrun.config import environment
+from gangrun.config.request import Request, resolved
+from gangrun.errors import UserError
+from gangrun.launch.create import unmade
+from gangrun.launch.local import begin
+from gangrun.launch.stop import cancel
+from gangrun.node import processes
+from gangrun.runs.snapshot import read
+from gangrun.runs.times import pause, steady_now
+
+ENDS_WITHIN_S = 60.0
+MOUNT_BYTES = 48 * 1024 * 1024
+DRIVEN = frozenset({DrillKind.XID, DrillKind.ECC})
+SAMPLE = Path(__file__).resolve().parent / "sample.py"
+_HOSTS = {"nodes": "3", "min_nodes": "2", "nproc_per_node": "1", "local_hosts": True, "no_health": True}
+_GPUS = {"nproc_per_node": "2:3", "spare_gpus": "1"}
+_BOTH = {
+    "max_restarts": "50", "hang_timeout": "8", "fence_after": "15", "trend_window": "20", "on_anomaly": "rollback",
+    "name": "drill",
+}  # fmt: skip
+
+
+def rehearse_local(plan: DrillPlan, command: tuple[str, ...], say: Callable[[str], None]) -> Rehearsal:
+    """Each drill on a small run of its own, on this machine. Nothing of it stays."""
+    if plan.kinds & PASSES:
+        try:
+            own_mounts()
+        except NotPossibleHere as error:
+            kinds = ", ".join(sorted(kind.value for kind in plan.kinds & PASSES))
+            raise UserError("refused", f"{kinds} cannot be done here: {error.strerror}", "leave them out") from error
+    scores = []
+    for number, drill in enumerate(plan.drills, 1):
+        with own_run(drill, command) as stage:
+            one = one_drill(number, stage, drill, say)
+        score = with_leaks(one, 0, drill)  # without a scheduler there is nothing to leak
+        count = (score.orphans or 0) + stage.left_count
+        judged = with_count(score, "orphans", count, drill.sla.orphans_count)
+        scores.append(msgspec.structs.replace(judged, orphans=count))
+    return Rehearsal(seed=plan.seed, holds=all(one.holds for one in scores), drills=tuple(scores))
+
+
+@contextlib.contextmanager
+def own_run(drill: Drill, command: tuple[str, ...]) -> Iterator[Stage]:
+    """A small run that trains ``command``, or the sample script; ended and removed at the end."""
+    with ExitStack() as undo:
+        folder = Path(tempfile.mkdtemp(prefix="gangrun-drill-"))
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        runs, drill_folder, checkpoints = (folder / name for name in ("runs", "drill", "checkpoints"))
+        for one in (runs, drill_folder):
+            one.mkdir(mode=0o700)
+        view, driver, has_mounts = runs, None, drill.kind in PASSES
+        if has_mounts:
+            view = folder / "view"
+            view.mkdir()
+            mount_memory(runs, MOUNT_BYTES)
+            undo.callback(_unmount, runs)
+            also_at(runs, view)
+            undo.callback(_unmount, view)
+        if drill.kind in DRIVEN:
+            driver = PlayedDriver(drill_folder, gpus_count=4)
+            try:
+                driver.build()
+            except NotPossibleHere as error:
+                raise UserError("refused", f"{drill.kind.value} cannot be done here: {error.strerror}", "") from error
+        more = {} if driver is None else driver.environment()
+        variables = {**environment.all_variables(), "GANGRUN_DRILL_DIR": str(drill_folder), **more}
+        words = command or (str(SAMPLE), str(checkpoints))
+        flags = {**_BOTH, **(_GPUS if driver else _HOSTS), "runs_dir": str(runs)}
+        if not command:
+            flags["checkpoint_dir"] = str(checkpoints)
+        wish = resolved(Request(words=words, flags=flags, here=True), variables)
+        begun = begin(wish)
+        paths = replace(begun, root=view / begun.run)
+        stage = Stage(paths, OwnWorld(drill_folder, begun.root, not command, driver, has_mounts))
+        undo.callback(unmade, Disk(), begun)
+        undo.callback(_end, stage)
+        with guarded(undo):
+            yield stage
+
+
+def _unmount(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        unmount(folder)
+
+
+def _end(stage: Stage) -> None:
+    """End the run and count what is still there; that is killed, whatever it is."""
+    with contextlib.suppress(UserError, OSError):
+        cancel(read(stage.paths), ENDS_WITHIN_S, lambda words: None, waits=True, now=True)
+    with contextlib.suppress(ChildProcessError):  # the owner, with all that it reaps
+        give_up_at = steady_now() + GONE_WITHIN_S
+        while os.waitpid(-1, os.WNOHANG) == (0, 0) and steady_now() < give_up_at:
+            pause(LOOK_EVERY_S)
+    run = stage.paths.run
+    stage.left_count = settled(lambda: len(list(run_processes(run)))) or 0
+
+    def there() -> list[processes.Proc]:
+        return [proc for pid in run_processes(run) if (proc := processes.read_proc(pid)) is not None]
+
+    processes.kill_until_none(there, GONE_WITHIN_S, lambda: None)

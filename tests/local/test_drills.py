@@ -1,0 +1,157 @@
+"""``gangrun chaos`` on real processes: faults that are noticed and scored, and nothing that stays, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gangrun.chaos.own_run import SAMPLE
+from gangrun.checkpoint.formats.manifest import verify
+from gangrun.core.model import Level
+from gangrun.node.processes import host_name
+from tests.faults.inject import gangrun
+from tests.local.evidence import alive
+from tests.local.harness import Box
+from tests.waiting import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+STAYS = """
+import time
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def place(box: Box, tmp_path: Path) -> Box:
+    """A box whose drills keep their folders where nobody else has any."""
+    (tmp_path / "t").mkdir()
+    box.environment["TMPDIR"] = str(tmp_path / "t")
+    return box
+
+
+def drilled(box: Box, *words: str, code: int = 0) -> list[dict]:
+    """The drills of ``gangrun chaos --local --json``."""
+    done = box.gangrun("chaos", "--local", "--json", *words, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["holds"] == (code == 0)
+    drills: list[dict] = answer["drills"]
+    return drills
+
+
+def nothing_left(box: Box) -> None:
+    until(lambda: not box.left(), 20, lambda: f"no process is left: {box.left()}")
+    assert not list(Path(box.environment["TMPDIR"]).glob("gangrun-drill-*"))
+    assert "gangrun-drill" not in Path("/proc/self/mounts").read_text()
+    assert not list((box.folder / "state").rglob("*-*-*.json")), "no run is left in the index"
+
+
+def test_ranks_that_die_are_noticed_judged_and_started_again_and_nothing_stays(place: Box) -> None:
+    kill, segfault = drilled(place, "--kind", "kill-rank", "--kind", "segfault-rank", "--seed", "3")
+    assert (kill["concluded"], segfault["concluded"]) == ("killed", "signal")
+    for one in (kill, segfault):
+        assert one["nodes"] == [one["node"]] and one["node"].startswith(f"{host_name()}-")
+        assert 0 <= one["noticed_s"] <= one["recovery_s"] <= 60
+        assert (one["orphans"], one["leaked_allocations"]) == (0, 0)
+    nothing_left(place)
+
+
+def test_an_sla_that_is_missed_is_exit_code_1_and_a_page(place: Box) -> None:
+    """A script of one's own that reports no step: it has recovered when all ranks run."""
+    plan, page = place.folder / "plan.toml", place.folder / "drill.html"
+    plan.write_text('[[drill]]\nkind = "kill-rank"\nrank = 2\nsla = { recovery = "0.001s", steps_lost = 0 }\n')
+    script = str(place.script(STAYS))
+    words = ["--plan", str(plan), "--html", str(page), "--", script]
+    done = place.gangrun("chaos", "--local", *words, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "the SLA was missed by 1 of seed 0, 1 drill" in done.stdout
+    assert "! drill 1, kill-rank: recovery is " in done.stdout
+    assert "SLA MISSED" in page.read_text() and "was killed by SIGKILL (9)" in page.read_text()
+    nothing_left(place)
+
+
+def test_a_full_disk_of_ones_own_is_filled_in_a_mount_that_nobody_else_sees(place: Box) -> None:
+    (one,) = drilled(place, "--kind", "full-disk")
+    assert one["concluded"] == "storage stalled" and one["recovery_s"] > 10
+    nothing_left(place)
+
+
+@pytest.mark.parametrize(("kind", "sign"), [("stop-node", signal.SIGKILL), ("slow-rank", signal.SIGINT)])
+def test_whoever_ends_the_drill_in_the_middle_nothing_stays(place: Box, kind: str, sign: signal.Signals) -> None:
+    """What is stopped does not hear that it is to end: somebody has to wake it first."""
+    command = [*gangrun(place.environment), "chaos", "--local", "--kind", kind]
+    said = place.folder / "said"
+    with said.open("wb") as file:
+        process = subprocess.Popen(
+            command, cwd=place.work, env=place.environment, stdout=file, stderr=file, start_new_session=True
+        )
+    place.process = process
+    until(lambda: "drill 1, " in said.read_text(), 90, lambda: f"the strike: {said.read_text()}")
+    os.kill(process.pid, sign)
+    process.wait(120)
+    nothing_left(place)
+
+
+def test_a_live_run_is_struck_and_trains_on(place: Box) -> None:
+    place.step(2, steps=100_000)
+    ranks = place.stepping()
+    run = place.status()["run"]
+    runs = ("--runs-dir", str(place.runs))
+    asked = place.gangrun("chaos", run, "--kind", "kill-rank", *runs, check=False)
+    assert asked.returncode == 2 and "nobody can be asked whether to strike it" in asked.stderr
+    assert [place.pid_of(rank) for rank in (0, 1)] == ranks
+    plan = place.folder / "plan.toml"  # without checkpoints every step is lost
+    plan.write_text('[sla]\nsteps_lost = 100000\n[[drill]]\nkind = "kill-rank"\n[[drill]]\nkind = "kill-agent"\n')
+    done = place.gangrun("chaos", run, "--plan", str(plan), "--yes", "--json", *runs, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kill, agent = json.loads(done.stdout)["drills"]
+    assert (kill["concluded"], agent["concluded"], kill["run"]) == ("killed", "agent died", run)
+    place.wait_for_step(3, attempt=2)
+    assert not any(map(alive, ranks))
+    refused = place.gangrun("chaos", run, "--kind", "full-disk", "--yes", *runs, check=False)
+    assert refused.returncode == 2 and "full-disk cannot be done to this run: " in refused.stderr
+    place.interrupt()
+    ended = place.gangrun("chaos", run, "--kind", "kill-rank", "--yes", *runs, check=False)
+    assert ended.returncode == 2 and "has ended: CANCELLED" in ended.stderr
+
+
+@pytest.mark.root
+def test_a_run_that_may_not_be_struck_is_not(place: Box) -> None:
+    place.step(1, "--max-restarts", "0", steps=100_000)
+    place.wait_for_step(3, deadline_s=60)
+    words = ("chaos", "--kind", "kill-rank", "--yes", "--runs-dir", str(place.runs), place.status()["run"])
+    done = place.gangrun(*words, check=False)
+    assert done.returncode == 2 and "allows no restart (--max-restarts 0)" in done.stderr
+    os.chown(place.run_dir() / ".gangrun", 65534, 65534)
+    done = place.gangrun(*words, check=False)
+    assert done.returncode == 2 and "only the owner of a run may drill it" in done.stderr
+    os.chown(place.run_dir() / ".gangrun", 0, 0)
+    assert len(place.status()["attempts"]) == 1
+    place.interrupt()
+
+
+def test_a_checkpoint_that_was_damaged_is_put_right_afterwards(place: Box) -> None:
+    """The sample script's checkpoints, in a run of ``gangrun run``: what was damaged is set aside, and whole again."""
+    saves, drill = place.work / "saves", place.work / "drill"
+    drill.mkdir()
+    place.start(
+        "--nproc-per-node", "2", "--checkpoint-dir", saves, SAMPLE, saves,
+        environment={"GANGRUN_DRILL_DIR": str(drill)},
+    )  # fmt: skip
+    until(lambda: len(list(saves.glob("step-*"))) > 2, 60, place.told)
+    words = ("--kind", "flipped-checkpoint", "--kind", "torn-checkpoint", "--kind", "mixed-checkpoint")
+    done = place.gangrun("chaos", *words, "--yes", "--json", "--runs-dir", str(place.runs), check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {one["concluded"] for one in json.loads(done.stdout)["drills"]} == {"checkpoint passed over"}
+    place.interrupt()
+    aside = list((saves / ".gangrun" / "set-aside").rglob("step-*"))
+    assert len(aside) >= 3
+    for one in aside:
+        judged = verify(str(one), int(one.name.removeprefix("step-")))
+        assert judged.level is Level.VERIFIED, judged.why
+    assert not list(saves.rglob(".drill-*"))

@@ -52,7 +52,7 @@ def simulated(job: tuple[str, int]) -> dict:
     """One drill in the simulated world, scored."""
     kind, seed = DrillKind(job[0]), job[1]
     row, chance = KINDS[kind], random.Random(f"{job[0]} {seed}")
-    setup, at_s = setup_of(kind), chance.uniform(25.0, 60.0)
+    setup, at_s = setup_of(kind), chance.uniform(35.0, 60.0)
     begins_s = 150.0 if kind is DrillKind.SLOW_RANK else at_s
     world = World(setup, seed=seed)
     world.start()

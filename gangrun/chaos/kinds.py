@@ -105,7 +105,7 @@ KINDS: Mapping[DrillKind, DrillRow] = {
         "Sends SIGSEGV to one rank", "signal; all ranks restart", _any(Cause.SIGNAL)
     ),
     DrillKind.SLOW_RANK: DrillRow(
-        "Stops one rank for three quarters of the time, by SIGSTOP and SIGCONT",
+        "Stops one rank for half of the time, by SIGSTOP and SIGCONT",
         "alert that names the rank; no restart",
         _any(SLOW_RANK), restarts=False, noticed_s=900.0, simulated="SLOW_RANK",
     ),
@@ -202,8 +202,9 @@ KINDS: Mapping[DrillKind, DrillRow] = {
         _any(DRAINED), noticed_s=10.0, simulated="DRAIN",
     ),
     DrillKind.PREEMPT: DrillRow(
-        "Sends the job SIGTERM through scancel --signal, as Slurm does before it preempts a job",
-        "preempted; the ranks save", _any(NOTICED, CANCELLED), DrillPlace.SLURM, names_node=False,
+        "Requeues the job through scontrol requeue, as Slurm does with a job that it preempts (--requeue same-job)",
+        "preempted; the ranks stop in order, and the run goes on when the job has nodes again", _any(NOTICED),
+        DrillPlace.SLURM, names_node=False, noticed_s=60.0,
         refusal="nothing preempts a run on one machine",
     ),
     DrillKind.CLOCK_JUMP: DrillRow(

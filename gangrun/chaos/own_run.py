@@ -29,7 +29,7 @@ from gangrun.adapters.local.played_world import (
 )
 from gangrun.chaos.kinds import PASSES, DrillKind
 from gangrun.chaos.plan import Drill, DrillPlan
-from gangrun.chaos.score import Rehearsal
+from gangrun.chaos.score import DrillScore, Rehearsal, not_done
 from gangrun.chaos.stage import (
     GONE_WITHIN_S,
     LOOK_EVERY_S,
@@ -59,7 +59,7 @@ SAMPLE = Path(__file__).resolve().parent / "sample.py"
 _HOSTS = {"nodes": "3", "min_nodes": "2", "nproc_per_node": "1", "local_hosts": True, "no_health": True}
 _GPUS = {"nproc_per_node": "2:3", "spare_gpus": "1"}
 _BOTH = {
-    "max_restarts": "50", "hang_timeout": "8", "fence_after": "15", "trend_window": "20", "on_anomaly": "rollback",
+    "max_restarts": "50", "hang_timeout": "8", "fence_after": "15", "trend_window": "40", "on_anomaly": "rollback",
     "name": "drill",
 }  # fmt: skip
 
@@ -72,10 +72,17 @@ def rehearse_local(plan: DrillPlan, command: tuple[str, ...], say: Callable[[str
         except NotPossibleHere as error:
             kinds = ", ".join(sorted(kind.value for kind in plan.kinds & PASSES))
             raise UserError("refused", f"{kinds} cannot be done here: {error.strerror}", "leave them out") from error
-    scores = []
+    scores: list[DrillScore] = []
     for number, drill in enumerate(plan.drills, 1):
-        with own_run(drill, command) as stage:
-            one = one_drill(number, stage, drill, say)
+        try:
+            with own_run(drill, command) as stage:
+                one = one_drill(number, stage, drill, say)
+        except UserError as error:
+            if not scores:
+                raise
+            say(f"drill {number}, {drill.kind.value}: {error.message}")
+            scores.append(not_done(number, "", drill, error.message))
+            continue
         score = with_leaks(one, 0, drill)  # without a scheduler there is nothing to leak
         count = (score.orphans or 0) + stage.left_count
         judged = with_count(score, "orphans", count, drill.sla.orphans_count)

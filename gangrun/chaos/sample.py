@@ -22,6 +22,7 @@ from gangrun.wire.manifest import FileRow, Manifest, crcs_text
 PACE_S, SAVE_EVERY, STATE_BYTES = 0.05, 20, 64 * 1024
 WORK_BYTES = 48 * 1024 * 1024  # asked for in each step, and never touched: a limit on memory is felt at once
 # The sampler of a rank knows a wait for other ranks by the file of the code that waits. This one stands in for it.
+_TORCH_WAITS = "/torch/distributed/distributed_c10d"
 _WAIT = """
 def all_ranks(meet, step, world_size, sleep):
     while not all((meet / f"{step}.{rank}").exists() for rank in range(world_size)):
@@ -34,7 +35,7 @@ def main(folder: Path, checkpoints: str) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     attempt, term = int(os.environ["GANGRUN_ATTEMPT"]), int(os.environ["GANGRUN_TERM"])
     names: dict[str, object] = {}
-    exec(compile(_WAIT, "/".join(("sample", "torch", "distributed", "distributed_c10d.py")), "exec"), names)  # noqa: S102
+    exec(compile(_WAIT, f"sample{_TORCH_WAITS}.py", "exec"), names)  # noqa: S102
     all_ranks = names["all_ranks"]
     meet = folder / f"attempt-{attempt}"
     meet.mkdir(parents=True, exist_ok=True)

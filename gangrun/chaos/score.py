@@ -281,6 +281,17 @@ def scored(number: int, run: str, drill: Drill, struck: Struck, found: DrillConc
     )  # fmt: skip
 
 
+def not_done(number: int, run: str, drill: Drill, why: str) -> DrillScore:
+    """A drill that could not be done after others were: that is a miss, and says why."""
+    point = SlaPoint(name="done", limit="done", measured=why, holds=False)
+    return DrillScore(
+        number=number, kind=drill.kind.value, run=run, node=drill.node, rank=drill.rank if drill.rank >= 0 else None,
+        done="", expected=tuple(sorted(KINDS[drill.kind].conclusions)), concluded=NOTHING, nodes=(), sentence="",
+        noticed_s=None, recovery_s=None, steps_lost=None, orphans=None, leaked_allocations=None, points=(point,),
+        holds=False,
+    )  # fmt: skip
+
+
 def _since(struck: Struck, wall: float | None) -> float | None:
     return None if wall is None else round(max(0.0, wall - struck.wall), 3)
 

@@ -31,6 +31,7 @@ from gangrun.chaos.score import (
     Struck,
     concluded,
     is_over,
+    not_done,
     scored,
 )
 from gangrun.chaos.strike import DrillStrike, OwnWorld, belongs
@@ -211,9 +212,17 @@ def settled(count: Callable[[], int | None]) -> int | None:
 def rehearse_run(plan: DrillPlan, paths: RunPaths, say: Callable[[str], None]) -> Rehearsal:
     """All drills on a run of this user's, one after the other; ``UserError`` if it cannot be drilled."""
     _refuse_others(read(paths, scheduler=True), paths)
-    stage, scores = Stage(paths), []
+    stage = Stage(paths)
+    scores: list[DrillScore] = []
     for number, drill in enumerate(plan.drills, 1):
-        one = one_drill(number, stage, drill, say)
+        try:
+            one = one_drill(number, stage, drill, say)
+        except UserError as error:
+            if not scores:
+                raise
+            say(f"drill {number}, {drill.kind.value}: {error.message}")
+            scores.append(not_done(number, paths.run, drill, error.message))
+            continue
         scores.append(_with_jobs(one, paths, drill))
     return Rehearsal(seed=plan.seed, holds=all(one.holds for one in scores), drills=tuple(scores))
 
@@ -244,16 +253,17 @@ def _refuse_others(reading: RunSnapshot, paths: RunPaths) -> None:
 
 def _with_jobs(score: DrillScore, paths: RunPaths, drill: Drill) -> DrillScore:
     """With the jobs of a scheduled run that hold nodes beside the one that holds the run."""
-    reading = read(paths, scheduler=True)
+    count = settled(lambda: _leaked_count(read(paths, scheduler=True)))
+    return score if count is None else with_leaks(score, count, drill)
+
+
+def _leaked_count(reading: RunSnapshot) -> int | None:
     if not reading.spec.is_scheduled or reading.queue is None or reading.queue.silent:
-        return score
-    ended = run_state(reading, wall_now()).ended
-    leaked = max(0, len(reading.queue.active) - (0 if ended else 1 + _refills_count(reading)))
-    return with_leaks(score, leaked, drill)
-
-
-def _refills_count(reading: RunSnapshot) -> int:
-    return 0 if reading.state is None else len(reading.state.roster.refills)
+        return None
+    if run_state(reading, wall_now()).ended:
+        return len(reading.queue.active)
+    refills_count = 0 if reading.state is None else len(reading.state.roster.refills)
+    return max(0, len(reading.queue.active) - 1 - refills_count)
 
 
 def with_leaks(score: DrillScore, count: int, drill: Drill) -> DrillScore:

@@ -40,7 +40,7 @@ from gangrun.runs.snapshot import RunSnapshot
 from gangrun.runs.status import RankStatus, job_number
 from gangrun.runs.times import wall_now
 
-SLOW_STOPPED_S, SLOW_RUNS_S = 0.15, 0.05
+SLOW_STOPPED_S, SLOW_RUNS_S = 0.1, 0.1
 REACHED_WITHIN_S = 30.0
 TORN_MAX_BYTES = 64 * 1024
 GPU_LOST_XID, ECC_ERRORS_COUNT = 79, 3
@@ -232,7 +232,7 @@ class DrillStrike:
         self.undo.callback(processes.kill, proc, signal.SIGCONT)
         self.undo.callback(thread.join)
         self.undo.callback(over.set)
-        struck = self._struck(f"rank {one.rank} on {one.node} stopped for 3/4 of the time", one.node, one.rank)
+        struck = self._struck(f"rank {one.rank} on {one.node} stopped for half of the time", one.node, one.rank)
         thread.start()
         return struck
 
@@ -415,7 +415,7 @@ class DrillStrike:
 
     def _preempt(self) -> Struck:
         owner = self.reading.owner
-        return self._tool("scancel", () if owner is None else ("--signal=TERM", job_number(owner.token)))
+        return self._tool("scontrol", () if owner is None else ("requeue", job_number(owner.token)))
 
     def _tool(self, tool: str, words: Sequence[str]) -> Struck:
         if not words:
@@ -423,7 +423,8 @@ class DrillStrike:
         struck = self._struck(" ".join((tool, *words)))
         answer = tools_of(environment.all_variables()).run((tool, *words), REACHED_WITHIN_S)
         if answer.code != 0:
-            raise UserError("refused", f"{tool} failed: {answer.words}", "", UNKNOWN)
+            hint = "only a run that was submitted with --requeue same-job can be requeued" if tool == "scontrol" else ""
+            raise UserError("refused", f"{tool} failed: {answer.words}", hint, UNKNOWN)
         return struck
 
     def _drain(self) -> Struck:

@@ -9,7 +9,7 @@ import pytest
 
 from gangrun.chaos.kinds import NOTHING, DrillKind
 from gangrun.chaos.plan import Drill, Sla
-from gangrun.chaos.score import DrillConclusion, DrillScore, LeftBehind, Struck, concluded, is_over, scored
+from gangrun.chaos.score import DrillConclusion, DrillScore, LeftBehind, Struck, concluded, is_over, not_done, scored
 from gangrun.sim import FaultPlan, Kind, Setup, World
 
 AT_S = 30.0
@@ -112,3 +112,9 @@ def test_what_cannot_be_counted_is_no_miss() -> None:
     one = scored(1, "run", Drill(DrillKind.KILL_RANK), struck, found, LeftBehind())
     assert one.holds and one.orphans is None
     assert [point.holds for point in one.points if point.name == "orphans"] == [None]
+
+
+def test_a_drill_that_could_not_be_done_is_a_miss_that_says_why() -> None:
+    one = not_done(2, "run", Drill(DrillKind.PREEMPT), "the job may not be requeued")
+    assert not one.holds
+    assert [(point.name, point.measured) for point in one.points] == [("done", "the job may not be requeued")]

@@ -110,8 +110,8 @@ KINDS: Mapping[DrillKind, DrillRow] = {
         _any(SLOW_RANK), restarts=False, noticed_s=900.0, simulated="SLOW_RANK",
     ),
     DrillKind.OOM_RANK: DrillRow(
-        "Lowers the memory limit of one rank to what it holds, so that its next allocation fails",
-        "rank error; all ranks restart", _any(Cause.RANK_ERROR, Cause.OOM), simulated="OOM_RANK",
+        "Lowers the memory limit of one rank below what it holds, so that its next allocation fails",
+        "out of memory or rank error; all ranks restart", _any(Cause.RANK_ERROR, Cause.OOM), simulated="OOM_RANK",
     ),
     DrillKind.NAN_LOSS: DrillRow(
         "Has the sample script report NaN as the loss of one rank", "numerical; all ranks go back to a checkpoint",

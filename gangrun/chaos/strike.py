@@ -245,7 +245,7 @@ class DrillStrike:
             soft, hard = resource.prlimit(pid, resource.RLIMIT_AS)
             held_bytes = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
             struck = self._struck(f"no more memory for rank {one.rank} on {one.node}", one.node, one.rank)
-            resource.prlimit(pid, resource.RLIMIT_AS, (held_bytes, hard))
+            resource.prlimit(pid, resource.RLIMIT_AS, (held_bytes // 2, hard))  # it may free some before it asks
         except OSError as error:
             raise _cannot(f"the limit of rank {one.rank}", error.strerror or str(error)) from error
 

@@ -169,7 +169,9 @@ def one_drill(number: int, stage: Stage, drill: Drill, say: Callable[[str], None
             say(strike_line(number, drill, struck))
             if drill.kind in PASSES:
                 stage.let_pass(DISK_FAULT_S)
-                strike.undo.close()
+        if drill.kind in PASSES:  # after the guard's end: it holds what keeps a silent file system mounted
+            strike.undo.close()
+        with guarded(strike.undo):
             found = stage.follow(drill, struck)
     left = LeftBehind(settled(lambda: stage.orphans_count(before, struck.attempt)))
     return scored(number, stage.paths.run, drill, struck, found, left)

@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 
 from gangrun.adapters.local.children import ProbeChildren
+from gangrun.adapters.local.played_world import H100
 from gangrun.health.catalogue import CHECKS
 from gangrun.health.framework.check import CheckVerdict, HealthPolicy, NodeFacts, Reading, Severity
 from gangrun.health.framework.readings import facts_from
 from gangrun.health.framework.rounds import HealthSurroundings
 from gangrun.health.gpu import dcgm, devices
 from tests.health.looks import look
-from tests.health.profiles import H100, PROFILES
+from tests.health.profiles import PROFILES
 
 pytestmark = [pytest.mark.compiler, pytest.mark.processes]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.health.profiles import H100
+from gangrun.adapters.local.played_world import H100
 from tests.health.test_nvml import SOURCE
 from tests.local.harness import Box
 from tests.stepper import STEPPER

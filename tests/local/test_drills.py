@@ -75,8 +75,9 @@ def test_an_sla_that_is_missed_is_exit_code_1_and_a_page(place: Box) -> None:
     nothing_left(place)
 
 
-def test_a_full_disk_of_ones_own_is_filled_in_a_mount_that_nobody_else_sees(place: Box) -> None:
-    (one,) = drilled(place, "--kind", "full-disk")
+@pytest.mark.parametrize("kind", ["full-disk", "stalled-disk"])
+def test_a_disk_of_ones_own_fails_in_a_mount_that_nobody_else_sees_and_is_whole_again(place: Box, kind: str) -> None:
+    (one,) = drilled(place, "--kind", kind)
     assert one["concluded"] == "storage stalled" and one["recovery_s"] > 10
     nothing_left(place)
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from gangrun.adapters.clock import SystemClock
+from gangrun.adapters.local.played_world import H100
 from gangrun.adapters.slurm.scheduler import SlurmScheduler
 from tests.health.looks import write
-from tests.health.profiles import H100
 from tests.health.test_infiniband import tree
 from tests.health.test_nvml import SOURCE
 from tests.slurm.cluster import Cluster

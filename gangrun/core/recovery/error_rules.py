@@ -19,7 +19,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 from gangrun.core.evidence import ErrorReport, RankExit
 from gangrun.core.model import Cause, Cure
@@ -46,6 +46,7 @@ _NCCL = re.compile(r"NCCL|DistBackendError")
 BY_NAME = {rule.name: rule for rule in RULES}
 OF_ONE_GPU = frozenset({"gpu-ecc", "gpu-lost"})  # said by the rank that has it, of no other part of its node
 # What peers say of a lost rank, and ranks that are ended, they all say; all else on all nodes at once ended none.
+LINES_KEPT_COUNT = 1024  # ranks that fall together write the same few lines
 COMPARED = tuple(rule for rule in RULES if rule.few not in VICTIMS and rule.cause is not Cause.KILLED)
 _VAGUE = frozenset(
     {rule.name for rule in RULES if rule.few in (*VICTIMS, TEST)}
@@ -92,7 +93,7 @@ def marked(died: RankExit, stderr: Iterable[str] | None = None) -> RankExit:
     if died.mark:
         return died
     own, lines = _own(died), died.tail if stderr is None else stderr
-    entries = tuple(_entries(lines, COMPARED if died.by_us else RULES))
+    entries = tuple(_entries(lines, compared_only=died.by_us))
     return replace(died, mark=own.name if own is not None else NO_RULE, shown=entries[:SHOWN_MAX_COUNT])
 
 
@@ -201,22 +202,18 @@ def _match(text: str, trace: str, *, beside: bool = False) -> Rule | None:
     return None
 
 
-def _entries(lines: Iterable[str], rules: Iterable[Rule]) -> Iterator[str]:
+def _entries(lines: Iterable[str], *, compared_only: bool) -> Iterator[str]:
     """Each row that matches a line, in the order of the table, with a checksum of the words that it matched: ranks that
     write the same write the same words, but for numbers. ``!``: in one of the last lines.
     """
     said = [line.lower() for line in lines if not is_remark(line)]
     placed = [speakers.place_line(line) for line in said]
-    for rule in rules:
+    matched = [_matched(line, compared_only) for line in said]
+    for rule in COMPARED if compared_only else RULES:
         name = rule.name
         if rule.cause is Cause.GPU_MEMORY and any(map(foreign_process, said)):
             name = "foreign-process"
-        found = [
-            (at, one[0])
-            for at, line in enumerate(said)
-            if (one := _patterns()[rule.name].search(line))
-            and not (rule.not_of and speakers.speaker_of(line) in rule.not_of)
-        ]
+        found = [(at, words[rule.name]) for at, words in enumerate(matched) if rule.name in words]
         known = {at for at, _ in found}
         found += [(at, name) for at, place in enumerate(placed) if place == name and at not in known]
         last_at = len(said) - LAST_LINES_COUNT
@@ -224,6 +221,17 @@ def _entries(lines: Iterable[str], rules: Iterable[Rule]) -> Iterator[str]:
             f"{name}/{zlib.crc32(_NUMBER.sub('0', one).encode()) & 0xFFFF:04x}": at >= last_at for at, one in found
         }
         yield from (f"{entry}{LAST if is_last else ''}" for entry, is_last in words.items())
+
+
+@lru_cache(maxsize=LINES_KEPT_COUNT)
+def _matched(line: str, compared_only: bool) -> Mapping[str, str]:
+    """The rows that match a line, with the words that each matched."""
+    return {
+        rule.name: one[0]
+        for rule in (COMPARED if compared_only else RULES)
+        if (one := _patterns()[rule.name].search(line))
+        and not (rule.not_of and speakers.speaker_of(line) in rule.not_of)
+    }
 
 
 @cache

@@ -134,19 +134,20 @@ development cases now, and the table has the other 97. 92 more development cases
 played with the new rules: cause 88.0 %, node and outcome 100 %, everything 84.0 %; the last 9: cause and everything
 88.9 %.**
 
-The *fifth held-out* cases were collected in the same way, 54 of 125 with a sick node; 24 more were dropped, as the rules'
-author had met their threads or their last line was not in them. **Played once, before any rule was changed by them, they
-gave, with a spare and without: cause 70.4 %, node 91.6 %, restarts 94.0 %, outcome 97.2 %, everything 65.6 %.** This set is
-harder, and part of it judges otherwise than the rules do, on purpose:
+The *fifth held-out* cases were collected in the same way, 54 of 125 with a sick node; 24 more were dropped, as the
+rules' author had met their threads or their last line was not in them. **Played once, before any rule was changed by
+them, they gave, with a spare and without: cause 70.4 %, node 91.6 %, restarts 94.0 %, outcome 97.2 %, everything 65.6
+%.** This set is harder, and part of it judges otherwise than the rules do, on purpose:
 
-- A fault of a kernel (`CUBLAS_STATUS_EXECUTION_FAILED`, an unspecified launch failure) on one node has the label *device*.
-  gangrun calls it the code's or the device's, moves the rank to the spare, and leaves the first node without ranks; it
-  does not exclude it. The same holds for connections that fail on one node. That is 12 of the 14 sick nodes "left in".
+- A fault of a kernel (`CUBLAS_STATUS_EXECUTION_FAILED`, an unspecified launch failure) on one node has the label
+  *device*. gangrun calls it the code's or the device's, moves the rank to the spare, and leaves the first node
+  without ranks; it does not exclude it. The same holds for connections that fail on one node. That is 12 of the 14
+  sick nodes "left in".
 - A GPU that another process holds is *foreign process* there. gangrun excludes the node on which it is seen: 1 of 3
   nodes that the label calls healthy. The other two are a proxy that cuts connections, and RoCE errors that pass by
   themselves and look like those of a broken adapter.
-- *environment* and *hang* are right in 12 of 30 and none of 10 runs: a hang that ends by NCCL's own watchdog is told as
-  the network's, and a missing compiler or library as the code's.
+- *environment* and *hang* are right in 12 of 30 and none of 10 runs: a hang that ends by NCCL's own watchdog is told
+  as the network's, and a missing compiler or library as the code's.
 
 Each rank, healthy or not, first writes five of 75 lines that libraries and launchers write on healthy nodes, such as a
 device that NCCL does not find; one of them stands on one healthy node only.

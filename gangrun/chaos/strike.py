@@ -52,13 +52,20 @@ _DISKS = {
     DrillKind.FULL_DISK: "is full", DrillKind.READ_ONLY_DISK: "is read-only", DrillKind.STALLED_DISK: "does not answer",
 }  # fmt: skip
 _OWN_COMMANDS = (b"gangrun.entry.", b"/node/warden.py", b"/node/memory_keeper.py")
-# Walks up from a rank to its agent (1) or warden (2), then signals; run by path of nothing, on another node.
-_SIGNAL = (
+# On another node: walks up from a rank to its agent (1) or warden (2), and signals it as ``belongs`` finds it to be the
+# run's: the number of a rank that has ended may be another process's by then.
+SIGNAL_THERE = (
     "import os, sys\n"
-    "pid, up, number = map(int, sys.argv[1:])\n"
-    "for _ in range(up): pid = int(open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[1])\n"
-    "os.kill(pid, number)\n"
-    "print('done')\n"
+    "pid, up, number, run = *map(int, sys.argv[1:4]), sys.argv[4].encode()\n"
+    "read = lambda name: open(f'/proc/{pid}/{name}', 'rb').read()\n"
+    "for _ in range(up): pid = int(read('stat').rpartition(b')')[2].split()[1])\n"
+    "command = read('cmdline')\n"
+    f"known = run in command and any(part in command for part in {_OWN_COMMANDS!r})\n"
+    "if known or b'GANGRUN_RUN=' + run in read('environ').split(b'\\0'):\n"
+    "    os.kill(pid, number)\n"
+    "    print('done')\n"
+    "else:\n"
+    "    sys.exit(f'process {pid} is not of this run any more')\n"
 )
 
 
@@ -160,7 +167,7 @@ class DrillStrike:
         owner = self.reading.owner
         if owner is None:
             raise _cannot(node, "no job of the run is known")
-        command = [sys.executable, "-I", "-c", _SIGNAL, str(pid), str(up), str(int(signum))]
+        command = [sys.executable, "-I", "-c", SIGNAL_THERE, str(pid), str(up), str(int(signum)), self._run]
         try:
             where = Where((node,), job_number(owner.token))
             heard = on_each(tools_of(environment.all_variables()), where, command, REACHED_WITHIN_S)

@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from gangrun.chaos.own_run import SAMPLE
+from gangrun.chaos.strike import SIGNAL_THERE
 from gangrun.checkpoint.formats.manifest import verify
 from gangrun.core.model import Level
 from gangrun.node.processes import host_name
@@ -156,3 +158,20 @@ def test_a_checkpoint_that_was_damaged_is_put_right_afterwards(place: Box) -> No
         judged = verify(str(one), int(one.name.removeprefix("step-")))
         assert judged.level is Level.VERIFIED, judged.why
     assert not list(saves.rglob(".drill-*"))
+
+
+def test_on_another_node_only_processes_of_the_run_are_signalled() -> None:
+    """The number of a rank that has ended may be somebody else's process by the time that srun gets there."""
+    for environment, told, code in (
+        ({"GANGRUN_RUN": "r1"}, "done", -signal.SIGKILL),
+        ({"GANGRUN_RUN": "r10"}, "is not of this run", None),
+    ):
+        victim = subprocess.Popen([sys.executable, "-c", STAYS], env={**os.environ, **environment})
+        try:
+            command = [sys.executable, "-I", "-c", SIGNAL_THERE, str(victim.pid), "0", str(int(signal.SIGKILL)), "r1"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            assert told in done.stdout + done.stderr
+            assert (victim.wait(20) if code is not None else victim.poll()) == code
+        finally:
+            victim.kill()
+            victim.wait()

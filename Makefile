@@ -38,18 +38,21 @@ demo: $(VENV)/.runs  ## train a small model, kill a rank in the middle, watch it
 
 test: forget system check  ## all of it: linters, types, layers, house, tests, coverage of core and wire
 	@part() { $(MAKE) --no-print-directory test-$$1 || red="$$red $$1"; }; red=; \
-	  set -m; $(MAKE) --no-print-directory test-cluster >$(SCRATCH)/cluster.out 2>&1 & beside=$$!; set +m; \
+	  set -m; ( for part in cluster sweep; do $(MAKE) --no-print-directory test-$$part >$(SCRATCH)/$$part.out 2>&1 || \
+	    touch $(SCRATCH)/$$part.red; done ) & beside=$$!; set +m; \
 	  trap 'kill -- -$$beside 2>/dev/null || true' EXIT; \
-	  part core; part quick; part processes; part sweep; \
-	  echo "waiting for the tests on the Slurm cluster, which run beside these"; \
-	  if wait $$beside; then grep -v '^$$' $(SCRATCH)/cluster.out | tail -n 15; else red="$$red cluster"; cat $(SCRATCH)/cluster.out; fi; \
+	  part core; part quick; part processes; \
+	  echo "waiting for the tests on the Slurm cluster and the sweep, which run beside these"; wait $$beside || red="$$red beside"; \
+	  for part in cluster sweep; do \
+	    if [ -e $(SCRATCH)/$$part.red ]; then red="$$red $$part"; cat $(SCRATCH)/$$part.out; \
+	    else grep -v '^$$' $(SCRATCH)/$$part.out | tail -n 15; fi; done; \
 	  part serial; echo; \
-	  echo "what ran (the cluster beside the four before it, serial alone):"; \
-	  for part in core quick processes sweep cluster serial; do printf '%-10s' $$part; tail -qn 1 $(SCRATCH)/$$part.log; done; \
+	  echo "what ran (the cluster, then the sweep, beside the three before them; serial alone):"; \
+	  for part in core quick processes cluster sweep serial; do printf '%-10s' $$part; tail -qn 1 $(SCRATCH)/$$part.log; done; \
 	  [ -z "$$red" ] || { echo "make: red:$$red"; echo "$$red" >$(SCRATCH)/red; exit 1; }
 
 forget:
-	@rm -f $(SCRATCH)/red $(SCRATCH)/*.json
+	@mkdir -p $(SCRATCH) && rm -f $(SCRATCH)/red $(SCRATCH)/*.red $(SCRATCH)/*.json
 
 check: $(VENV)/.tests  ## linters, types, import contracts, house test
 	@echo "ruff: lint"; $(PY) -m ruff check --quiet .
@@ -63,7 +66,7 @@ format: $(VENV)/.tests  ## put every file into the common form
 
 test-quick: $(VENV)/.tests  ## tests without real processes, several at once, but those of core and wire
 	@mkdir -p $(SCRATCH)
-	@$(PART) --dist worksteal -n $(JOBS) $(QUICK) --ignore=tests/wire --ignore-glob='tests/core/test_*' --ignore=tests/core/judgement/test_judgement.py 2>&1 | tee $(SCRATCH)/quick.log
+	@$(PART) --dist worksteal -n $(JOBS) $(QUICK) --ignore=tests/wire --ignore-glob='tests/core/test_*' --ignore=tests/core/judgement/test_judgement.py --durations=15 2>&1 | tee $(SCRATCH)/quick.log
 
 test-core: $(VENV)/.tests  ## those of core and wire, which must cover both branch by branch: tracing takes time, so these alone
 	@mkdir -p $(SCRATCH) && rm -f $(SCRATCH)/coverage*

@@ -162,7 +162,7 @@ def _of_nodes(
         case ev.NodeHeard():
             return f"{event.node} sends heartbeats again"
         case ev.NodeAbsent(taken=True):
-            return event.why
+            return event.why or f"the scheduler took {event.node} out of the job"
         case ev.NodeAbsent():
             whose = "the scheduler started nothing on" if event.scheduler else "no agent connected from"
             return f"{whose} {event.node}: {event.why}"

@@ -207,15 +207,14 @@ def _entries(lines: Iterable[str], *, compared_only: bool) -> Iterator[str]:
     write the same write the same words, but for numbers. ``!``: in one of the last lines.
     """
     said = [line.lower() for line in lines if not is_remark(line)]
-    placed = [speakers.place_line(line) for line in said]
     matched = [_matched(line, compared_only) for line in said]
+    placed = ["" if words else speakers.place_line(line) for line, words in zip(said, matched, strict=True)]
     for rule in COMPARED if compared_only else RULES:
         name = rule.name
         if rule.cause is Cause.GPU_MEMORY and any(map(foreign_process, said)):
             name = "foreign-process"
         found = [(at, words[rule.name]) for at, words in enumerate(matched) if rule.name in words]
-        known = {at for at, _ in found}
-        found += [(at, name) for at, place in enumerate(placed) if place == name and at not in known]
+        found += [(at, name) for at, place in enumerate(placed) if place == name]
         last_at = len(said) - LAST_LINES_COUNT
         words = {
             f"{name}/{zlib.crc32(_NUMBER.sub('0', one).encode()) & 0xFFFF:04x}": at >= last_at for at, one in found

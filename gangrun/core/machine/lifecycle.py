@@ -12,10 +12,9 @@ A run is always in one phase. ``TABLE`` has a row for each phase and an entry fo
 
 The way of an event: ``stale`` drops duplicates and events of another attempt, job or incarnation. ``stopping`` turns an
 agent's "I was told to end" into a wait for the scheduler's answer. Then the table. ``total_time`` counts how long all
-ranks run. A decision that ends the job passes
-``flush_to_disk.first``, which may hold it in WAITING until the newest step in memory is on disk. ``refills.follow``
-adds what is asked of the scheduler because nodes are missing, or are not any more. Whatever becomes of an
-event, its number is remembered, so that it counts once and can be acknowledged.
+ranks run. A decision that ends the job passes ``flush_to_disk.first``, which may hold it in WAITING until the newest
+step in memory is on disk. ``refills.follow`` adds what is asked of the scheduler because nodes are missing, or are not
+any more. Whatever becomes of an event, its number is remembered, so that it counts once and can be acknowledged.
 
 The phases: PENDING waits for nodes, CHECKING for their answers. STARTING seals older attempts, chooses the checkpoint
 and launches. RUNNING ends by STOPPING only. STOPPING ends when every rank is proven gone, and only then concludes

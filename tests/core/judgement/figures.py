@@ -85,9 +85,13 @@ def confusion(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-@cache
 def played_all(folder: str, *, tests: bool = True) -> dict[int, list[Run]]:
-    """Every case of a folder, played with each number of spares."""
+    """Every case of a folder, played with each number of spares; once in a process."""
+    return _played(folder, tests)
+
+
+@cache  # which would take a default and the same value for two things
+def _played(folder: str, tests: bool) -> dict[int, list[Run]]:
     cases = read_all(folder)
     return {spares: [(case, play(case, spares, tests=tests)) for case in cases] for spares in SPARES}
 

@@ -38,7 +38,8 @@ TRAINS = """
             optimizer.step()
             if saver.step(step, loss).stop:
                 break
-            while flips and step == 45 and not os.path.exists(f"{sys.argv[1]}/go"): time.sleep(0.2)
+            if flips and step >= 40 and not os.path.exists(f"{sys.argv[1]}/go"):
+                time.sleep(1.0)  # the next save comes after the word of this one, and nobody stands still
 """
 
 

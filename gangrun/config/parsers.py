@@ -189,54 +189,25 @@ def framework(value: object) -> str:
     return asked
 
 
-def savers(value: object) -> Any:
-    """Which ranks write checkpoints by themselves, as ``core.model.Savers``."""
-    from gangrun.core.model import Savers  # not for --help
+def _choice(kind: str, words: tuple[str, ...]) -> Parser:
+    """One of ``words``, as a member of the enum ``kind`` of ``core.model``, which --help has no use for."""
 
-    try:
-        return Savers(str(value).strip().lower())
-    except ValueError:
-        raise BadValue(f"{value!r} is not one of {', '.join(SAVERS)}") from None
+    def parse(value: object) -> Any:
+        word = str(value).strip().lower()
+        if word not in words:
+            raise BadValue(f"{value!r} is not one of {', '.join(words)}")
+        from gangrun.core import model
 
+        return getattr(model, kind)(word)
 
-def on_anomaly(value: object) -> Any:
-    """What is done about a bad loss, as ``core.model.OnAnomaly``."""
-    from gangrun.core.model import OnAnomaly  # not for --help
-
-    try:
-        return OnAnomaly(str(value).strip().lower())
-    except ValueError:
-        raise BadValue(f"{value!r} is not one of {', '.join(ON_ANOMALY)}") from None
+    return parse
 
 
-def on_slow_rank(value: object) -> Any:
-    """What is done about a slow rank, as ``core.model.OnSlowRank``."""
-    from gangrun.core.model import OnSlowRank  # not for --help
-
-    try:
-        return OnSlowRank(str(value).strip().lower())
-    except ValueError:
-        raise BadValue(f"{value!r} is not one of {', '.join(ON_SLOW_RANK)}") from None
-
-
-def sdc_check(value: object) -> Any:
-    """What ranks compare, as ``core.model.SdcCheck``."""
-    from gangrun.core.model import SdcCheck  # not for --help
-
-    try:
-        return SdcCheck(str(value).strip().lower())
-    except ValueError:
-        raise BadValue(f"{value!r} is not one of {', '.join(SDC_CHECK)}") from None
-
-
-def data_checksums(value: object) -> Any:
-    """What is done about data that changed, as ``core.model.OnDataChange``."""
-    from gangrun.core.model import OnDataChange  # not for --help
-
-    try:
-        return OnDataChange(str(value).strip().lower())
-    except ValueError:
-        raise BadValue(f"{value!r} is not one of {', '.join(DATA_CHECKSUMS)}") from None
+savers = _choice("Savers", SAVERS)
+on_anomaly = _choice("OnAnomaly", ON_ANOMALY)
+on_slow_rank = _choice("OnSlowRank", ON_SLOW_RANK)
+sdc_check = _choice("SdcCheck", SDC_CHECK)
+data_checksums = _choice("OnDataChange", DATA_CHECKSUMS)
 
 
 def notify_addresses(value: object) -> tuple[str, ...]:

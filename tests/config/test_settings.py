@@ -9,6 +9,7 @@ import pytest
 from gangrun.config.environment import config_files
 from gangrun.config.layers import layered
 from gangrun.config.request import checkpoint_place, name_of
+from gangrun.config.settings import SETTINGS
 from tests.command_line import Call
 
 
@@ -265,3 +266,12 @@ def test_mistakes_in_a_profile_are_told(home: Path, gangrun: Call, text: str, wo
     (home / "gangrun.toml").write_text(text + "\n")
     said = gangrun("config")
     assert (said.code, words in said.err) == (2, True), said.err
+
+
+@pytest.mark.parametrize("name", ["saves_with", "on_anomaly", "on_slow_rank", "sdc_check", "data_checksums"])
+def test_the_words_of_a_choice_are_those_that_the_core_knows(name: str) -> None:
+    """They stand twice, since --help does not import the core."""
+    kind = next(row.kind for row in SETTINGS if row.name == name)
+    members = [kind.parse(word) for word in kind.words]
+    assert [one.value for one in members] == list(kind.words)
+    assert len(members) == len(type(members[0]).__members__)

@@ -62,7 +62,9 @@ def test_at_the_end_of_its_time_a_run_saves_stops_and_is_not_finished() -> None:
     life = running()
     assert due_in_s(life) == pytest.approx(TOTAL_S)
     life.due(total_time.TIMER)
-    life.says("all ranks have run for 1 min 40 s, the run's total time (--total-time): they save and stop")
+    life.says(
+        "all ranks have run for 1 min 40 s, the run's total time (--total-time): ranks are asked to save, then all stop"
+    )
     assert (life.phase, life.state.underway.after) == (Phase.STOPPING, After.TIME_UP)
     assert life.last(StopGang).checkpoint_first
     life.save(40)

@@ -212,7 +212,7 @@ def total_time_is_up(state: RunState, now: float, policy: Policy) -> Decision:
     if policy.observe:
         reason = f"{total_time.words(policy)}; observing only, so gangrun stops nothing"
         return stay(without_deadline(state, total_time.TIMER), reason, loud=True)
-    reason = f"{total_time.words(policy)}: they save and stop, and the run ends"
+    reason = f"{total_time.words(policy)}: ranks are asked to save, then all stop, and the run ends"
     return stop_all(state, now, policy, After.TIME_UP, reason, checkpoint_first=True)
 
 

@@ -1,6 +1,6 @@
 """``python -m gangrun.sim --seed N --nodes 128``: one seed's world, told from its journal.
 
-The same seed and the same number of nodes give the same story, to the last record.
+The same seed and the same numbers of nodes and spares give the same story, to the last record.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from gangrun.sim.invariants import InvariantBroken
-from gangrun.sim.sweep import failing, finish, seeded
+from gangrun.sim.sweep import WorldSize, failing, finish, seeded
 
 
 def main(arguments: list[str]) -> int:
@@ -17,12 +17,14 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m gangrun.sim", description="Run one simulated world.")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--nodes", type=int, default=128)
+    parser.add_argument("--spares", type=int, default=0)
     parser.add_argument("--rank-failures", action="store_true", help="ranks fail with error texts, on a few nodes")
     asked = parser.parse_args(arguments)
-    world = failing(asked.seed) if asked.rank_failures else seeded(asked.seed, asked.nodes)
+    size = WorldSize(asked.nodes, asked.spares)
+    world = failing(asked.seed) if asked.rank_failures else seeded(asked.seed, size)
     broken: InvariantBroken | None = None
     try:
-        world.run() if asked.rank_failures else finish(world, asked.seed, asked.nodes)
+        world.run() if asked.rank_failures else finish(world, asked.seed, size)
     except InvariantBroken as error:
         broken = error
     say = sys.stdout.write

@@ -1,8 +1,8 @@
-"""Two thousand seeds of 128 nodes: no promise is broken. A seed that breaks one says how to see it again.
+"""Two thousand seeds, each of its own size: no promise is broken. A seed that breaks one says how to see it again.
 
-Warm worlds are made once and each seed is run in a fork of one, which ends before garbage could matter: about 0.11 s
-of one core each, so two idle cores take just under two minutes. Most worlds end once all ranks step undisturbed again
-after the last fault; every sixteenth begins with the first job and ends with the last.
+Warm worlds are made once and each seed is run in a fork of one, which ends before garbage could matter. Most worlds
+end once all ranks step undisturbed again after the last fault; every sixteenth begins with the first job and ends with
+the last.
 """
 
 from __future__ import annotations
@@ -17,36 +17,35 @@ from pathlib import Path
 import pytest
 
 from gangrun.sim import World
-from gangrun.sim.sweep import WorldKind, begin, finish, kind_of, seeded
+from gangrun.sim.sweep import WorldKind, WorldSize, begin, finish, kind_of, seeded, size_of
 
 SEEDS = range(2000)
-NODES_COUNT = 128
 SEED_BYTES = 4
 WORKERS_COUNT = max(2, min(8, os.cpu_count() or 2))
-KINDS = sorted({kind_of(seed) for seed in SEEDS}, key=repr)
+KINDS = sorted({(kind_of(seed), size_of(seed)) for seed in SEEDS}, key=repr)
 
 
 def one_seed(world: World, seed: int, notes: Path) -> int:
     """In a fork: run it, write down what broke."""
     gc.disable()
     try:
-        finish(world, seed, NODES_COUNT)
+        finish(world, seed, size_of(seed))
     except BaseException as error:  # noqa: BLE001 - whatever it was is this seed's failure
         kind = "" if isinstance(error, AssertionError) else traceback.format_exc()
         notes.joinpath(f"{seed}.txt").write_text(
-            f"{error}\n{kind}\nsee it again: python -m gangrun.sim --seed {seed} --nodes {NODES_COUNT}\n"
+            f"{error}\n{kind}\nsee it again: python -m gangrun.sim --seed {seed} {world.setup.label}\n"
         )
         return 1
     return 0
 
 
-def worker(seeds: int, worlds: dict[WorldKind, World], notes: Path) -> None:
+def worker(seeds: int, worlds: dict[tuple[WorldKind, WorldSize], World], notes: Path) -> None:
     """The next seed while there is one, each in a fork of its own: what one world did is gone with its process."""
     while word := os.read(seeds, SEED_BYTES):
         seed = int.from_bytes(word, "little")
         child = os.fork()
         if child == 0:
-            os._exit(one_seed(worlds[kind_of(seed)], seed, notes))
+            os._exit(one_seed(worlds[kind_of(seed), size_of(seed)], seed, notes))
         os.waitpid(child, 0)
 
 
@@ -62,7 +61,7 @@ def all_seeds() -> int:
 @pytest.mark.sweep  # among the quick tests it would be traced for coverage, and take four times as long
 @pytest.mark.timeout(900)
 def test_two_thousand_seeds(tmp_path):
-    worlds = {kind: begin(kind, NODES_COUNT) for kind in KINDS}
+    worlds = {(kind, size): begin(kind, size) for kind, size in KINDS}
     seeds = all_seeds()
     workers = []
     for _ in range(WORKERS_COUNT):
@@ -90,4 +89,4 @@ def test_the_same_seed_is_the_same_story_whatever_python_hashes():
 
 def test_small_worlds_of_every_kind():
     for seed in range(120):
-        finish(seeded(seed, 4), seed, 4)
+        finish(seeded(seed, WorldSize(4)), seed, WorldSize(4))

@@ -532,7 +532,6 @@ class Safety:
         self._written: dict[EventKey, list[tuple[int, int]]] = {}  # where the journals have an event: (term, n)
         self._forgotten: set[EventKey] = set()
         self._stopping: dict[int, tuple[int, float]] = {}  # supervisor's pid -> (attempt, since)
-        self._led_since: dict[int, float] = {}  # supervisor's pid -> since when it has led without a break
         self._said: set[tuple[int, int]] = set()  # (pid, attempt): a stop of it, or of a later one, was said
 
     def claimed(self, supervisor: SimSupervisor, term: int) -> None:
@@ -544,19 +543,16 @@ class Safety:
             return
         for other in world.supervisors:
             loop = other.loop
-            if loop is None or other.term >= term or not other.awake or other.exit_code is not None:
+            if loop is None or not other.awake or other.exit_code is not None:
                 continue
+            if other.term >= supervisor.term_min:
+                continue  # claimed after these promises were given, which are for the end of the terms before it
             if world.clocks_stopped(other.node) or other.node.job != supervisor.node.job:
                 continue
             counted = roster_of(loop.state.roster.nodes)
             if 2 * len(counted & set(supervisor.promises)) <= len(counted):
                 continue  # it had given most of these up as lost before: the seal ends its term, and law 5 the wait
-            now = loop.run_clock.at(other.clock.now())
-            if now < loop.takeover.until + other.policy.timing.takeover_after_s:
-                continue  # it began to ack when its agents had just lost their patience with it
-            if now < self._led_since.get(other.pid, now) + other.policy.timing.takeover_after_s:
-                continue  # it had lost its majority and regained it from agents who were losing their patience
-            if loop.leadership.holds(now):
+            if loop.leadership.holds(loop.run_clock.at(other.clock.now())):
                 self._checker.broken("I1", f"term {other.term} still leads as term {term} is claimed with promises")
 
     def record(self, record: Record) -> None:
@@ -619,18 +615,8 @@ class Safety:
         """A stop leaves a supervisor."""
         self._said.add((supervisor.pid, attempt))
 
-    def _leads(self, supervisor: SimSupervisor) -> None:
-        loop = supervisor.loop
-        assert loop is not None
-        now = loop.run_clock.at(supervisor.clock.now())
-        if loop.leadership.holds(now):
-            self._led_since.setdefault(supervisor.pid, now)
-        else:
-            self._led_since.pop(supervisor.pid, None)
-
     def turned(self, supervisor: SimSupervisor) -> None:
         """A loop turned: does it keep back a stop that it has decided?"""
-        self._leads(supervisor)
         loop = supervisor.loop
         assert loop is not None
         if loop.state.phase is not Phase.STOPPING or loop.takeover.gathering:

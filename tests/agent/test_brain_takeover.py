@@ -124,6 +124,45 @@ def test_while_a_promise_is_held_the_old_term_neither_hears_nor_is_believed():
     assert not stage.only(Beat)
 
 
+LEADS_S = TIMING.leader_lease_s * (1 + TIMING.drift)
+
+
+def test_a_promise_counts_once_no_heartbeat_makes_the_old_supervisor_lead_any_more():
+    """A welcome is no ack, and yet a heartbeat that echoes it lets its supervisor lead for D (law 3)."""
+    stage = Stage().follow(1, candidates=PEERS[1:2], roster_count=5)
+    stage.pass_s(T - 0.6)
+    stage.take()
+    stage.sup(Welcome(1, "n1", stamp=5000.0))
+    welcomed_at = stage.now
+    assert [beat.echo for beat in stage.only(Beat)] == [5000.0]
+    stage.pass_s(0.3)
+    stage.peer(pong("n2"))
+    stage.pass_s(0.31)
+    assert stage.brain.lease.promised_term == 1
+    stage.take()
+    while stage.now < welcomed_at + LEADS_S - 0.1:
+        stage.peer(pong("n2"))
+        stage.pass_s(0.05)
+    said = stage.take()
+    assert not said, "neither a word to the old term, nor a promise"
+    stage.pass_s(0.11)
+    assert [e.peer.node for e in sent(stage, Promise)] == ["n2"]
+
+
+def test_a_candidate_counts_its_own_promise_no_sooner():
+    stage = Stage().follow(1, candidates=PEERS[:1], roster_count=2)
+    stage.pass_s(T - 0.6)
+    stage.sup(Welcome(1, "n1", stamp=5000.0))
+    welcomed_at = stage.now
+    stage.pass_s(0.7)
+    assert stage.brain.follow.held is not None
+    stage.take()
+    stage.peer(promise("n2"))
+    assert not stage.only(effects.SpawnSupervisor), "one of two: its own does not count yet"
+    stage.pass_s(welcomed_at + LEADS_S - stage.now + 0.01)
+    assert [e.promises for e in stage.only(effects.SpawnSupervisor)] == [("n1", "n2")]
+
+
 def test_a_promise_is_said_again_every_beat():
     stage = Stage().follow(1, candidates=PEERS[1:2], roster_count=5)
     stage.pass_s(ASKED_S)

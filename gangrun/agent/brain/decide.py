@@ -209,7 +209,7 @@ class AgentBrain:
                 return []
             case Welcome():
                 self.lease.welcomed = True
-                self.lease.heard(message.stamp)
+                self.lease.heard(message.stamp, now)
                 return self._say(self.beat(now))
             case Ack():
                 return self._acked(message, now)
@@ -327,7 +327,7 @@ class AgentBrain:
             return []
         self._ticked_at = now
         self.lease.skip(count)
-        self.lease.heard(stamp)
+        self.lease.heard(stamp, now)
         self.follow.acked(self.follow.roster_count)
         deadline = self.lease.renewed(sent_at, now)
         self.next_beat_at = sent_at + self.config.timing.beat_every_s
@@ -347,7 +347,7 @@ class AgentBrain:
     # ---- the line ----------------------------------------------------------------------------------------------
 
     def _acked(self, ack: Ack, now: float) -> list[Effect]:
-        self.lease.heard(ack.stamp)
+        self.lease.heard(ack.stamp, now)
         if not 0 < ack.stamp < self.lease.echo:  # an echo says that these are known, whatever else the ack is worth
             self.follow.name(ack.candidates)
         deadline = self.lease.acked(ack, now)

@@ -3,10 +3,11 @@
 1. Unacked for almost ``takeover_after_s``: ask the candidates of the last ack (``Ping``). One that says it was acked
    lately proves that the supervisor lives and only the way to it is broken: no promise, dial on. One that follows a
    newer term adds a ``Dial``.
-2. Otherwise promise to the first candidate, in the order of the ack, that answered. A promise is said again every
-   beat; while it is held the agent neither beats to nor believes the old term (``line``). It is held for
-   2 x ``takeover_after_s`` at most, then the old supervisor gets another chance and the next candidate the next
-   promise: two cut-off nodes must not be lost to a supervisor that lives.
+2. Otherwise promise to the first candidate, in the order of the ack, that answered. While a promise is held the agent
+   neither beats to nor believes the old term (``line``). It is said, and counts, from the instant on at which none of
+   the agent's heartbeats makes the old supervisor lead any more (law 3), and again every beat. It is held for
+   2 x ``takeover_after_s`` from then on at most. Then the old supervisor gets another chance and the next candidate the
+   next promise: two cut-off nodes must not be lost to a supervisor that lives.
 3. A candidate with fresh promises of more than half of the roster asks its warden for a supervisor, one at a time;
    after one that failed it waits 1, 2, 4 .. 64 s, after one that ended the job and did not let us go 4, 8 .. 64 s.
    Failures are counted apart for those with promises and those that watch (``RequestedSupervisor``).
@@ -127,8 +128,8 @@ class GivenPromise:
     """A promise that this agent gave."""
 
     candidate: PeerAddress
-    since: float
-    said_at: float
+    since: float  # from then on it counts; nothing is said to the old term from before
+    say_at: float  # next
     answered_at: float
     ends_at: float = NEVER  # it is being taken back: its word may be counted until then
 
@@ -239,7 +240,7 @@ class Follow:
         """A candidate answers."""
         if self.held is not None:
             if pong.node == self.held.candidate.node:
-                self.held.answered_at = now
+                self.held.answered_at = max(self.held.answered_at, now)
             if self._is_candidate(pong.node):
                 self._pongs[pong.node] = pong.unacked_s
                 self._too_few = self._too_few and self._are_too_few()
@@ -292,7 +293,7 @@ class Follow:
             due = min(due, self._lonely_at(lease))
             if self.held.ends_at < NEVER:
                 return min(due, self.held.ends_at)
-            return min(due, self.held.said_at + self.timing.beat_every_s, self._held_until(self.held))
+            return min(due, self.held.say_at, self._held_until(self.held))
         asks_at = self._asks_at(lease)
         if due <= asks_at:
             return due
@@ -341,14 +342,15 @@ class Follow:
             self._tried.clear()
         for peer in reached:
             if peer.node not in self._tried:
-                self.held = GivenPromise(peer, now, now, now)
+                counts_at = max(now, lease.proves_until)
+                self.held = GivenPromise(peer, counts_at, counts_at, counts_at)
                 self._promises_count += 1
                 lease.promised_term = lease.line.term
-                return self._promise(self.held, lease, now)
+                return self._keep(self.held, lease, now)
         return []
 
     def _promise(self, held: GivenPromise, lease: LeaseKeeper, now: float) -> list[Effect]:
-        held.said_at = now
+        held.say_at = now + self.timing.beat_every_s
         if held.candidate.node == self.me.node:
             held.answered_at = now
             return self._collect(lease, now)
@@ -367,7 +369,7 @@ class Follow:
         silent = now - held.answered_at > 3 * self.timing.beat_every_s
         if held.ends_at == NEVER and (silent or now >= self._held_until(held)):
             # not one word to the old term while the last promise may still count, or both would have a majority
-            held.ends_at = held.said_at + FRESH_BEATS * self.timing.beat_every_s
+            held.ends_at = held.say_at + (FRESH_BEATS - 1) * self.timing.beat_every_s
         if held.ends_at < NEVER:
             if now < held.ends_at:
                 return []
@@ -379,7 +381,7 @@ class Follow:
                 return []
             lease.redialled(now)
             return [effects.DialTerm(lease.line.term, lease.line.endpoint, lease.line.server_key)]
-        if now >= held.said_at + self.timing.beat_every_s:
+        if now >= held.say_at:
             return self._promise(held, lease, now)
         return []
 
@@ -389,7 +391,7 @@ class Follow:
         """More than half of the roster, each within the last beats: a promise said once long ago may be taken back."""
         oldest = now - FRESH_BEATS * self.timing.beat_every_s
         nodes = {node for node, (_, at) in self._taken.items() if at >= oldest}
-        if self.held is not None and self.held.candidate.node == self.me.node:
+        if self.held is not None and self.held.candidate.node == self.me.node and now >= self.held.since:
             nodes.add(self.me.node)
         if not self.roster_count or 2 * len(nodes) <= self.roster_count:
             return []

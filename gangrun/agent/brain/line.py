@@ -8,6 +8,8 @@ The rules of the lease, each of which closes a hole that was seen (``docs/protoc
   another term is not an ack. Seeing a newer term makes it dial; it never renews.
 - While a promise is held nothing is said to, or believed from, a term up to the promised one: the old supervisor must
   lose its majority of beats, or a node that it still acks would live longer than law 1 thinks.
+- A heartbeat makes its supervisor lead for D from the newest word that it echoes, be that word an ack or not
+  (``proves_until``). No promise counts before that.
 
 An event gets its seq (within this incarnation) when it is told, rides on every beat until the supervisor acks it as
 journalled, and only then is forgotten. Bounds, so that a stalled journal cannot grow an agent:
@@ -53,6 +55,7 @@ class LeaseKeeper:
         self.acked_seq = 0
         self.deadline = 0.0
         self.echo = 0.0  # newest word of this term's supervisor, by its own clock
+        self.proves_until = 0.0  # until then a heartbeat that echoed a word may make its supervisor lead
         self.acked_at = now  # when the newest good ack came; at first, when this agent began to wait for one
         self.redial_at = float("inf")
         self._redial_beats = 2
@@ -121,9 +124,11 @@ class LeaseKeeper:
         # half a beat more than the beats themselves, so that the last one's ack has time to come
         self.redial_at = now + (self._redial_beats + 0.5) * self.timing.beat_every_s
 
-    def heard(self, stamp: float) -> None:
+    def heard(self, stamp: float, now: float) -> None:
         """The term followed said something at ``stamp`` on its clock: beats sent from now on prove it."""
-        self.echo = max(self.echo, stamp)
+        if stamp > self.echo:
+            self.echo = stamp
+            self.proves_until = now + self.timing.leader_lease_s * (1 + self.timing.drift)
 
     def stamp(self, now: float) -> int:
         """Count a beat that is sent now; its seq."""

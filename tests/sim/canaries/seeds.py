@@ -78,6 +78,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "places_on_excluded_nodes": (0, 1, 2),
     "presume_at_once": (6, 13, 17),
     "presume_from_the_journal": (1, 3, 5),
+    "promises_after_a_welcome": (140, 145, 155),
     "promises_too_early": (0, 1, 2),
     "ranks_outlive_the_agent": (0, 1, 2),
     "read_before_seal": (64, 123),

@@ -275,7 +275,17 @@ def judges_with_a_dead_disk() -> Swaps:
     return ((takeover.CounterWatch, "look", look),)
 
 
-@mutant("only agents unacked for T promise themselves", "1", "I1")
+@mutant("law 3: a promise counts D(1 + drift) after the newest word that heartbeats echoed", "2", "I1")
+def promises_after_a_welcome() -> Swaps:
+    """An agent promises itself as soon as it is unacked for T, whatever it echoed lately."""
+
+    def heard(self: Any, stamp: float, now: float) -> None:
+        self.echo = max(self.echo, stamp)
+
+    return ((line.LeaseKeeper, "heard", heard),)
+
+
+@mutant("only agents unacked for T promise themselves", "1", "I1", given="promises_after_a_welcome")
 def promises_too_early() -> Swaps:
     """An agent that missed one ack promises itself to somebody else, whatever others say of the supervisor."""
 

@@ -137,6 +137,20 @@ def the_leader_hesitates(rng: random.Random, seed: int) -> World:
     return World(Setup.of(4), plan, rng.randrange(10**6))
 
 
+@recipe("promises_after_a_welcome")
+def the_leader_hesitates_again_and_again(rng: random.Random, seed: int) -> World:
+    """Its agents connect anew, and are welcomed by a supervisor that may not ack yet, or stops again."""
+    nodes_count = 2 + seed % 5
+    kinds = (Kind.PAUSE_SUPERVISOR, Kind.PAUSE_SUPERVISOR, Kind.KILL_SUPERVISOR, Kind.CUT, Kind.PAUSE_AGENT)
+    plan, at_s = FaultPlan(), rng.uniform(8.0, 12.0)
+    for _ in range(6):
+        node = rng.choice((0, 0, rng.randrange(nodes_count)))
+        kind = rng.choice(kinds)
+        plan = plan.fail_at(at_s, kind, node=node, for_s=rng.uniform(1.2, 6.0))
+        at_s += rng.uniform(1.0, 6.0)
+    return World(Setup.of(nodes_count), plan, seed_of(rng))
+
+
 @recipe("any_ack_renews")
 def acks_of_an_old_term(rng: random.Random, seed: int) -> World:
     """What the old supervisor said arrives when another leads, on a node that this one does not reach."""

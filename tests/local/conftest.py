@@ -10,6 +10,13 @@ import pytest
 from tests.local.harness import Box
 
 
+@pytest.fixture(autouse=True)
+def keeps_no_standbys(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ``no_warm`` says so: each standby imports torch, and these tests look at something else."""
+    if request.node.get_closest_marker("no_warm"):
+        monkeypatch.setenv("GANGRUN_NO_WARM", "1")
+
+
 @pytest.fixture
 def box(tmp_path: Path) -> Iterator[Box]:
     """A folder with a run in it; everything is killed afterwards."""

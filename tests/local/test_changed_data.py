@@ -8,6 +8,8 @@ import pytest
 
 from tests.local.harness import Box
 
+pytestmark = pytest.mark.no_warm
+
 # Attempt 0 dies after step 15, having done to the data what ``CHANGE`` says.
 TRAINS = """
     import os, sys, torch, gangrun

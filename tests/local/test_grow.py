@@ -17,6 +17,8 @@ import pytest
 
 from tests.local.harness import Box
 
+pytestmark = pytest.mark.no_warm
+
 Row = tuple[list[int], float, int, list[str]]  # samples, loss, number of ranks, further arguments
 Rows = dict[int, dict[int, list[Row]]]  # step -> attempt -> of each rank
 SAMPLES, GLOBAL_BATCH, STEPS = 60, 12, 1_000_000

@@ -10,6 +10,8 @@ import pytest
 from gangrun.node.processes import host_name
 from tests.local.harness import Box
 
+pytestmark = pytest.mark.no_warm
+
 SILENT = """
 import os, time
 rank, attempt = int(os.environ["RANK"]), int(os.environ["GANGRUN_ATTEMPT"])

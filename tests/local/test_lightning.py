@@ -10,7 +10,7 @@ import pytest
 
 from tests.local.harness import Box
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.no_warm]
 LONG_S = 200.0
 
 SCRIPT = """

@@ -13,6 +13,8 @@ import pytest
 from tests.local.harness import Box
 from tests.waiting import until
 
+pytestmark = pytest.mark.no_warm
+
 pytest.importorskip("torch")
 
 STEPS = 30

@@ -13,7 +13,7 @@ import pytest
 from tests.local.harness import Box
 
 torch = pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.no_warm]
 LONG_S = 150.0
 
 SCRIPT = """

@@ -12,6 +12,8 @@ import pytest
 from tests.local.harness import Box
 from tests.waiting import until
 
+pytestmark = pytest.mark.no_warm
+
 # One line per step: attempt of gangrun's, rank, step, pid. ``MAY_END`` holds the last step open, so a test can kill.
 SCRIPT = """
     import os, pathlib, sys, time

@@ -14,6 +14,8 @@ from tests.health.test_nvml import Library, build, library  # noqa: F401 - fixtu
 from tests.local.harness import Box
 from tests.waiting import until
 
+pytestmark = pytest.mark.no_warm
+
 # All ranks take part in a save, as with a collective: two that save different steps wait for each other until the grace
 # is over. The ranks meet before each step, so that none is ahead of another by more than one.
 SAVES = """

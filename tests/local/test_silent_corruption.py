@@ -12,6 +12,8 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.local.harness import Box
 
+pytestmark = pytest.mark.no_warm
+
 # In attempt 0 the ranks in ``FLIPS`` flip one bit of a weight before step 33, each another one. BatchNorm has
 # statistics that differ between ranks by design.
 TRAINS = """

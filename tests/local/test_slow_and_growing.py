@@ -13,6 +13,8 @@ from tests.local.harness import Box
 from tests.local.test_broken_gpu import GPUS_COUNT, Driver
 from tests.local.test_grow import signal_host
 
+pytestmark = pytest.mark.no_warm
+
 # ``HEALTHY`` steps first, of which now and then one takes much longer on a rank drawn by chance. From there on rank 1
 # has more work in each step than its peers, and rank 0 keeps memory and files.
 TRAINS = """

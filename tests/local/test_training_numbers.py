@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.local.harness import Box
+
+pytestmark = pytest.mark.no_warm
 
 # Plain regression. ``RATE_AT`` names the step from which on the learning rate is absurd.
 TRAINS = """

@@ -220,6 +220,10 @@ SETTINGS: tuple[Setting, ...] = (
         "alert", "policy.on_slow_rank",
     ),
     Setting(
+        "race_stragglers", SWITCH, RECOVERY, "Move a slow node's ranks to a spare, and compare the speed on both",
+        False, "policy.race_stragglers",
+    ),
+    Setting(
         "memory_within", TIME, RECOVERY, "Alert if memory, /dev/shm or open files will be full within TIME",
         3600.0, "policy.trends.full_within_s", zero="never",
     ),

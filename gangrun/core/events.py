@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gangrun.core.evidence import Alert, Anomaly, NodeFinding, RankExit, RankObservation, RankStack, SelfChecks
-from gangrun.core.model import BrokenSlot, CheckpointRef, Inventory, Met, Origin
+from gangrun.core.model import BrokenSlot, CheckpointRef, Inventory, Met, Origin, StepTime
 
 
 class NoticeKind(Enum):
@@ -235,6 +235,17 @@ class AlertSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class StepsTimed:
+    """The supervisor's table: the first ``steps_count`` warm steps of the attempt took ``step_s`` each, their median.
+    It is told only if a slow node is being compared with the one that took its place.
+    """
+
+    attempt: int
+    step_s: float
+    steps_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProgressStalled:
     """No sign of progress from any rank for longer than the learnt limit."""
 
@@ -277,6 +288,7 @@ class CheckpointSeen:
     checkpoint: CheckpointRef
     told: bool = False  # it was not there yet when ranks were told to save
     job_left_s: float | None = None  # until the time limit of this job; None: it has none, or nobody knows it
+    step_time: StepTime | None = None  # of the gang's newest steps; None: not known, or nobody races stragglers
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,6 +481,7 @@ Event = (
     | AnomalySeen
     | SelfCheckFailed
     | AlertSeen
+    | StepsTimed
     | ProgressStalled
     | StacksTaken
     | GangStopped

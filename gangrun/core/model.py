@@ -382,6 +382,36 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTime:
+    """How long a step of all ranks took, the median over ``steps_count`` of them."""
+
+    step_s: float
+    steps_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """The ranks of a slow node run on another one, to tell that node from what its ranks do."""
+
+    node: str  # that was slow
+    other: str  # that took its place
+    ranks: tuple[int, ...]
+    attempt: int  # the last one before the move
+    before: StepTime  # in that attempt
+    lost_share: float  # of each step, for which the others waited for a rank of the node
+
+
+@dataclass(frozen=True, slots=True)
+class Races:
+    """What compared nodes have shown in this run; see ``core.nodes.race``."""
+
+    open: Race | None = None  # whose outcome is not known yet
+    back: Race | None = None  # its ranks were slower on the other node, and go back at the next checkpoint
+    followed: tuple[int, ...] = ()  # ranks that were as slow on another node: they are not moved for it again
+    world_size: int = 0  # of the gang in which that is true
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointRef:
     """A valid checkpoint: the step it resumes from, where it is, how far it was proven."""
 
@@ -638,6 +668,7 @@ class RunState:
     attempts: tuple[AttemptRecord, ...] = ()
     roster: Roster = field(default_factory=Roster)
     health: NodeHealth = field(default_factory=NodeHealth)
+    race: Races = Races()
     fence: Fence = Fence()
     checkpoints: SavedProgress = SavedProgress()
     budget: Budget = Budget()

@@ -55,6 +55,8 @@ class TrendPolicy:
     slow_share: float = 0.15  # of each step that its peers wait for a rank
     drop_share: float = 0.10  # of the steps per second that the attempt made before
     full_within_s: float = 3600.0  # a limit that is reached sooner is told; 0: none
+    race_min_share: float = 0.05  # of a step's time, that makes one node faster than another ...
+    race_missing_share: float = 0.5  # ... and of what the others had lost by waiting for the slow rank
 
 
 MEASURED_FACTOR = 2.0  # the last save of a job may take longer than those before: all runs that end then save too
@@ -101,6 +103,7 @@ class Policy:
     poison_times_count: int = 2  # the same failure, so often, before it is set aside
     on_anomaly: OnAnomaly = OnAnomaly.ALERT  # a loss that is not finite or blew up, and stays so
     on_slow_rank: OnSlowRank = OnSlowRank.ALERT  # that slows all others down
+    race_stragglers: bool = False  # moves it, and tells by its speed elsewhere whether its node was slow
     data_checksums: OnDataChange = OnDataChange.OFF  # are samples compared with those of the checkpoint
     sdc_check: SdcCheck = SdcCheck.OFF  # what ranks compare that hold copies of the same weights
     skip_batches_count: int = 0  # global batches that are left out after a rollback
@@ -116,6 +119,11 @@ class Policy:
     def __post_init__(self) -> None:
         """Refuse a policy under which the promises do not hold."""
         check(self)
+
+    @property
+    def moves_slow_ranks(self) -> bool:
+        """Is a node with a slow rank left if a healthy one is free? A race needs that."""
+        return self.race_stragglers or self.on_slow_rank is OnSlowRank.MOVE
 
     def save_within_s(self, measured_s: float = 0.0) -> float:
         """How long a save before a stop may take, if saves took ``measured_s`` lately; 0: nobody has measured any."""
@@ -184,8 +192,11 @@ def check(policy: Policy) -> None:
         raise PolicyError(f"poison_times_count = {policy.poison_times_count} must be at least 2: once proves nothing")
     if policy.skip_batches_count and policy.on_anomaly is not OnAnomaly.ROLLBACK:
         raise PolicyError(f"skip_batches_count = {policy.skip_batches_count} needs on_anomaly rollback")
-    if policy.on_slow_rank is OnSlowRank.MOVE and not policy.move_suspects:
-        raise PolicyError("on_slow_rank move needs move_suspects")
+    if policy.moves_slow_ranks and not policy.move_suspects:
+        what = "race_stragglers" if policy.race_stragglers else "on_slow_rank move"
+        raise PolicyError(f"{what} needs move_suspects")
+    if policy.race_stragglers and not policy.trends.window_s:
+        raise PolicyError("race_stragglers needs trends.window_s over 0: else no rank is found to be slow")
     _check_trends(policy.trends)
 
 
@@ -197,6 +208,7 @@ def _check_trends(trends: TrendPolicy) -> None:
         raise PolicyError(f"trends.window_s = {trends.window_s} must be at least {WINDOW_MIN_S:g} (0 turns it off)")
     if not trends.full_within_s >= 0:
         raise PolicyError(f"trends.full_within_s = {trends.full_within_s} must not be negative (0 turns it off)")
-    for name, share in (("slow_share", trends.slow_share), ("drop_share", trends.drop_share)):
+    for name in ("slow_share", "drop_share", "race_min_share", "race_missing_share"):
+        share = getattr(trends, name)
         if not 0 < share < 1:
             raise PolicyError(f"trends.{name} = {share} must be between 0 and 1")

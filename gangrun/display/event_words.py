@@ -94,7 +94,7 @@ def seen(event: ev.Event, at: float) -> str:
             return _of_ranks(event)
         case ev.FirstStepSeen() | ev.ProgressMarked() | ev.ProgressStalled() | ev.StacksTaken() | ev.AlertSeen():
             return _of_progress(event)
-        case ev.AnomalySeen() | ev.SelfCheckFailed():
+        case ev.AnomalySeen() | ev.SelfCheckFailed() | ev.StepsTimed():
             return _of_numbers(event)
         case (
             ev.Notice()
@@ -234,8 +234,10 @@ def _of_progress(
             return f"{where}: {_ALERTS[alert.kind]}{', but no more' if event.is_over else ''}"
 
 
-def _of_numbers(event: ev.AnomalySeen | ev.SelfCheckFailed) -> str:
+def _of_numbers(event: ev.AnomalySeen | ev.SelfCheckFailed | ev.StepsTimed) -> str:
     match event:
+        case ev.StepsTimed():
+            return f"a step took {event.step_s:.3g} s, the median of {event.steps_count} steps"
         case ev.AnomalySeen(anomaly=found):
             return f"rank {event.rank} on {event.node} reported a {found.what} of {found.value} at step {found.step}"
         case ev.SelfCheckFailed(checks=checks):

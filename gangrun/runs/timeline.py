@@ -30,8 +30,8 @@ TELLING = frozenset(
         "ActFailed", "ActUnknown", "AgentRejoined", "AlertSeen", "AnomalySeen", "CancelRequested", "DrainRequested",
         "FindingRaised", "FirstStepSeen", "GangStartFailed", "GangStopped", "NodeAbsent", "NodeHeard", "NodeLost",
         "NodeSilent", "NoneValid", "Notice", "ProgressStalled", "RankExited", "ResumeChosen", "ResumeRequested",
-        "SaveAnswered", "SaveRequested", "SelfCheckFailed", "StacksTaken", "StepBrought", "StopTimedOut", "StoreBack",
-        "StoreStalled", "TermTaken",
+        "SaveAnswered", "SaveRequested", "SelfCheckFailed", "StacksTaken", "StepBrought", "StepsTimed", "StopTimedOut",
+        "StoreBack", "StoreStalled", "TermTaken",
     }
 )  # fmt: skip
 OWN_PATCH = frozenset({"excluded", "failure", "suspicion"})  # a change of these is never passed over

@@ -11,7 +11,7 @@ from gangrun.core.events import ResumeRequested
 from gangrun.core.policy import Policy
 from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.body.checkpoints import CheckpointFs
-from gangrun.sim.body.gang import GangHooks, SimGang
+from gangrun.sim.body.gang import GangHooks, SimGang, SimRank
 from gangrun.sim.body.memory import MemoryTier
 from gangrun.sim.body.node import SimNode
 from gangrun.sim.body.rank_failures import RankFailures
@@ -60,6 +60,7 @@ class Cluster(Surroundings):
         self._agents: dict[str, SimAgent] = {}
         self._gangs_at: dict[tuple[str, int], SimGang] = {}
         self._pids = 1000
+        self.heavy_ranks: dict[int, float] = {}  # rank -> so many times as long its own work takes anywhere
         self._ports = 20000
         self.nodes: list[SimNode] = [self._node(i) for i in range(setup.pool_count or setup.job_nodes_count)]
         self._by_name = {node.name: node for node in self.nodes}
@@ -144,6 +145,12 @@ class Cluster(Surroundings):
 
         if target is not None:
             self.network.send(sender.node.index, target.index, answer)
+
+    def slow_down(self, gang: SimGang, rank: SimRank) -> None:
+        """The rank takes longer for its own work, if its node is slow or it has more to do."""
+        factor = max(rank.host.slowness, self.heavy_ranks.get(rank.rank, 1.0))
+        if factor > 1 and gang.alive_count:
+            gang.slow_down(rank.rank, factor)
 
     def gang_at(self, command: Launch) -> SimGang:
         """Whoever meets at this address and port."""

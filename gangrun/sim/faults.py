@@ -52,6 +52,8 @@ class Kind(Enum):
     REMARK = "ranks on the node, or on all, write text as healthy ranks do, and go on"
     HANG = "one rank waits for ever"
     SLOW_RANK = "the rank takes amount times as long for its own work; if it has a GPU, that is throttled"
+    SLOW_NODE = "all ranks of the node take amount times as long for their own work, in each gang that has the node"
+    HEAVY_RANK = "the rank takes amount times as long for its own work wherever it runs, as its data is larger"
     CORRUPT_RANK = "the rank's weights are amount from now on, those of all others 0, until the gang ends"
     KILL_NODE = "node lost for good"
     REBOOT_NODE = "node reboots, back after for_s"
@@ -514,6 +516,24 @@ def _slow_rank(world: Cluster, rank: SimRank, fault: Fault) -> None:
         world.timeline.after(fault.for_s, lambda: gang.slow_down(rank.rank, 1.0))
 
 
+def _slow_node(world: Cluster, node: SimNode, fault: Fault) -> None:
+    node.slowness = fault.amount
+    _slow_now(world)
+
+
+def _heavy_rank(world: Cluster, fault: Fault) -> None:
+    world.heavy_ranks[fault.rank] = fault.amount
+    _slow_now(world)
+
+
+def _slow_now(world: Cluster) -> None:
+    for gang in world.gangs:
+        for rank in gang.members.values():
+            world.slow_down(gang, rank)
+    for node in world.nodes:
+        node.unpark()
+
+
 def _corrupt_rank(world: Cluster, rank: SimRank, fault: Fault) -> None:
     if rank.gang is not None:
         rank.gang.corrupted[rank.rank] = int(fault.amount)
@@ -703,6 +723,7 @@ _NODE: dict[Kind, Callable[[Cluster, SimNode, Fault], None]] = {
     Kind.BAD_LINK: _bad_link,
     Kind.DRIFT: _drift,
     Kind.WALL_JUMP: _wall_jump,
+    Kind.SLOW_NODE: _slow_node,
 }
 _RANK: dict[Kind, Callable[[Cluster, SimRank, Fault], None]] = {
     Kind.KILL_RANK: _kill_rank,
@@ -716,7 +737,9 @@ _RANK: dict[Kind, Callable[[Cluster, SimRank, Fault], None]] = {
     Kind.SLOW_RANK: _slow_rank,
     Kind.CORRUPT_RANK: _corrupt_rank,
 }
-_NOBODYS = frozenset({Kind.REMARK, Kind.FAIL_RANK, Kind.FAIL_ALL, Kind.FS_NO_MODES, Kind.PAUSE_AT_MOVE})
+_NOBODYS = frozenset(
+    {Kind.REMARK, Kind.FAIL_RANK, Kind.FAIL_ALL, Kind.HEAVY_RANK, Kind.FS_NO_MODES, Kind.PAUSE_AT_MOVE}
+)
 _NETWORK = (Kind.CUT, Kind.CUT_TO, Kind.CUT_FROM, Kind.CUT_HALF, Kind.DELAY, Kind.DUPLICATE, Kind.REORDER, Kind.LOSE)
 _STORAGE = (
     Kind.FS_STALL,
@@ -761,4 +784,5 @@ _WORLD: dict[Kind, Callable[[Cluster, Fault], None]] = {
     Kind.FAIL_ON_NODE: _fail,
     Kind.FAIL_RANK: _fail,
     Kind.FAIL_ALL: _fail,
+    Kind.HEAVY_RANK: _heavy_rank,
 }

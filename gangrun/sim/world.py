@@ -55,6 +55,7 @@ class World(Cluster):
 
     def _joined(self, gang: SimGang, rank: SimRank) -> None:
         self.checker.joined(gang, rank)
+        self.slow_down(gang, rank)
         self.rank_failures.joined(gang)
 
     # ---- running ------------------------------------------------------------------------------------------------

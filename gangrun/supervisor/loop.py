@@ -226,7 +226,8 @@ class Loop:
             self.dispatch.sealed = event.commits
         elif isinstance(event, CheckpointSeen):
             self.progress.note_checkpoint(now)
-            stamped = replace(stamped, event=replace(event, job_left_s=self._jobs.left_s()))
+            told = replace(event, job_left_s=self._jobs.left_s(), step_time=self.progress.step_time)
+            stamped = replace(stamped, event=told)
         elif isinstance(event, ActDone | ActFailed) and event.what == EndJob.__name__:
             self._commands.job_ended = True
             self._due = None

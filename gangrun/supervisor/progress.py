@@ -26,9 +26,12 @@ from gangrun.core.events import (
     ProgressMarked,
     ProgressStalled,
     SelfCheckFailed,
+    StepsTimed,
 )
 from gangrun.core.evidence import AlertKind, Anomaly, AnomalyKind, SelfChecks, StateFigures
-from gangrun.core.model import Phase, RunState
+from gangrun.core.model import Phase, RunState, StepTime
+from gangrun.core.nodes import race
+from gangrun.core.nodes.race import StepTimes
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import alerts
 from gangrun.core.recovery.fill_rules import FillAlerts
@@ -272,6 +275,8 @@ class GangProgress:
         self._first_told = False
         self._anomalies = GangAnomalies(self._attempt, ANOMALY_BEATS * self._policy.timing.beat_every_s)
         self._alerts = GangAlerts(self._policy, now)
+        self._blocks = StepTimes(self._policy.trends) if self._policy.race_stragglers else None
+        self._raced = False  # the steps that a race waits for were told
         self._checks: dict[int, SelfChecks] = {}  # of each rank whose checks found something, as it was told last
         self._checks_due: list[Event] = []
         self._kept = -1, 0  # the newest step in memory, and how many lost nodes it bears
@@ -365,10 +370,27 @@ class GangProgress:
                 self._intervals.append((now - self._advanced_at) / (top - self._top if self._top >= 0 else 1))
             self._top = top
             self._advanced_at = now
-            self._alerts.advanced(top, now)
+            self._note_step(top, now)
             self._measure_pace(now)
         elif self._top < 0 and self._printed > printed:
-            self._alerts.advanced(self._printed, now)
+            self._note_step(self._printed, now)
+
+    def _note_step(self, step: int, now: float) -> None:
+        self._alerts.advanced(step, now)
+        if self._blocks is not None:
+            self._blocks.advanced(step, now)
+
+    @property
+    def step_time(self) -> StepTime | None:
+        """Of the newest steps; None: nobody races stragglers, or too few are known."""
+        return None if self._blocks is None or self._attempt < 0 else self._blocks.newest()
+
+    def _race_time(self, state: RunState) -> StepTime | None:
+        """Of the first steps on the node that took a slow one's place, once they are as many as before."""
+        if self._blocks is None or self._raced or state.attempt.number != self._attempt:
+            return None
+        count = race.wanted_count(state)
+        return self._blocks.first(count) if count else None
 
     def _observe_signals(self, node: str, reading: RankSample, now: float) -> None:
         for anomaly in reading.anomalies:
@@ -444,7 +466,7 @@ class GangProgress:
             return NEVER
         if self.first_step_due or self._unreported_first_due:
             return -NEVER
-        if self._prints_first or self._checks_due:
+        if self._prints_first or self._checks_due or self._race_time(state) is not None:
             return -NEVER
         marks = self._top > self._marked or self._prints_farther
         return min(self._judge_at, self._mark_at if marks else NEVER, self._anomalies.due_at, self._alerts.due_at)
@@ -476,6 +498,9 @@ class GangProgress:
         told.extend(self._checks_due)
         self._checks_due = []
         told.extend(self._alerts.take(state, now))
+        if (timed := self._race_time(state)) is not None:
+            self._raced = True
+            told.append(StepsTimed(self._attempt, timed.step_s, timed.steps_count))
         if now >= self._judge_at:
             told.extend(self._judged(state, now))
         return told

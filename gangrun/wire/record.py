@@ -27,6 +27,7 @@ from gangrun.core.model import (
     NodeHealth,
     Origin,
     Placement,
+    Races,
     Roster,
     RunState,
     SavedProgress,
@@ -187,6 +188,7 @@ _RENAMED = {
     "attempt": {"number": "attempt", "step": "attempt_step"},
     "fence": {"until": "fence_until", "nodes": "fence_nodes"},
     "checkpoints": {"newest": "checkpoint"},
+    "race": {"open": "race", "back": "race_back", "followed": "race_followed", "world_size": "race_world_size"},
 }
 _GROUPS: dict[str, dict[str, str]] = {
     group: {f.name: _RENAMED.get(group, {}).get(f.name, f.name) for f in fields(kind)}
@@ -196,6 +198,7 @@ _GROUPS: dict[str, dict[str, str]] = {
         "attempt": Attempt,
         "roster": Roster,
         "health": NodeHealth,
+        "race": Races,
         "fence": Fence,
         "checkpoints": SavedProgress,
         "ending": Ending,

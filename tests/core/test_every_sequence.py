@@ -55,6 +55,7 @@ from gangrun.core.events import (
     StacksTaken,
     Stamped,
     StepBrought,
+    StepsTimed,
     StopTimedOut,
     StoreBack,
     StoreStalled,
@@ -88,6 +89,7 @@ from gangrun.core.model import (
     RankAlive,
     RunState,
     Shape,
+    StepTime,
 )
 from gangrun.core.policy import Policy
 from gangrun.wire import kinds
@@ -201,6 +203,7 @@ def of_attempt(number: int, draw: Any) -> Event:
             st.builds(AnomalySeen, it, ranks, names, anomalies, st.integers(1, 4)),
             st.builds(SelfCheckFailed, it, ranks, names, st.builds(SelfChecks, st.none() | divergences, changes)),
             st.builds(AlertSeen, it, st.builds(Alert, st.sampled_from(AlertKind), names, ranks), flag),
+            st.builds(StepsTimed, it, st.just(1.0), st.integers(1, 9)),
             st.builds(ProgressStalled, it, st.just(130.0), st.just(120.0), st.lists(seen, max_size=3).map(tuple)),
             st.builds(StacksTaken, it, st.lists(stack, max_size=3).map(tuple)),
             st.builds(GangStopped, it, st.just(()), st.lists(words, max_size=1).map(tuple)),
@@ -233,7 +236,7 @@ whatever = st.one_of(
             NodeFinding, names, words, st.just(False), sentence=words, poor=st.just(True), needs=st.just("reset")
         ),
     ),
-    st.builds(CheckpointSeen, checkpoints),
+    st.builds(CheckpointSeen, checkpoints, step_time=st.none() | st.builds(StepTime, st.just(1.0), st.integers(1, 9))),
     st.builds(Notice, st.sampled_from(NoticeKind), st.just(30.0), st.booleans()),
     st.builds(StoreStalled, st.just(1.0)),
     st.builds(StoreBack, st.just(6.0)),
@@ -308,6 +311,7 @@ def test_no_sequence_of_events_breaks_anything(data: st.DataObject) -> None:
     policy = Policy(
         can_requeue=data.draw(st.booleans()), observe=data.draw(st.booleans()),
         restarts_max_count=data.draw(st.sampled_from([0, 1, 3])), keeps_memory=data.draw(st.booleans()),
+        race_stragglers=data.draw(st.booleans()),
     )  # fmt: skip
     nodes_count = data.draw(st.integers(1, 3))
     walk = Walk(policy, Shape(nodes_count, data.draw(st.integers(1, nodes_count)), 2, 1))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gangrun.core.evidence import AlertKind
-from gangrun.core.model import OnSlowRank, Phase
+from gangrun.core.model import OnSlowRank, Phase, RunState
 from gangrun.core.policy import TrendPolicy
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
 
@@ -97,3 +97,79 @@ def test_without_a_spare_nobody_moves() -> None:
     one = on_gpus(THROTTLED, moves=True)
     state = one.run().state
     assert state is not None and [attempt.outcome for attempt in state.attempts] == ["succeeded"], one.story()
+
+
+# ---- --race-stragglers -----------------------------------------------------------------------------------------------
+
+SLOW_NODE, SPARE = 2, 4  # of ten nodes in one job; the first four train
+
+
+def race(plan: FaultPlan, *, spares: int = 1, seed: int = 3, steps_count: int = 1200) -> World:
+    """A step takes a second; a save each 100 steps, and when asked. The comparison takes some 100 steps."""
+    script = Script(steps_count=steps_count, checkpoint_every_count=100, saves_when_asked=True)
+    usual = Setup.of(4, script=script)
+    policy = replace(usual.policy, trends=TrendPolicy(window_s=100.0), race_stragglers=True)
+    pool_count = usual.pool_count + spares
+    return World(replace(usual, policy=policy, spares_count=spares, pool_count=pool_count), plan, seed)
+
+
+def ran(one: World) -> tuple[RunState, list[str]]:
+    state = one.run(settle_s=10_000.0).state
+    assert state is not None and state.phase is Phase.SUCCEEDED, one.story()
+    assert state.health.excluded == {} and state.race.open is None, one.story()
+    return state, [record.reason for record in one.checker.records]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_node_whose_ranks_are_faster_on_the_spare_stays_set_aside_with_both_figures(seed: int) -> None:
+    one = race(FaultPlan().fail_at(200.0, Kind.SLOW_NODE, node=SLOW_NODE, amount=1.5), seed=seed)
+    state, _ = ran(one)
+    assert [attempt.outcome for attempt in state.attempts] == ["moved", "succeeded"], one.story()
+    slow = one.nodes[SLOW_NODE].name
+    assert slow in state.attempts[0].nodes and slow not in state.attempts[1].nodes
+    why = state.roster.nodes[slow].slow
+    assert f"a step took 1.5 s with rank {SLOW_NODE} on {slow} and 1 s with it on {one.nodes[SPARE].name}" in why, why
+    assert state.race.followed == () and state.budget.total_count == 0
+
+
+def test_if_the_ranks_are_as_slow_on_the_spare_their_node_is_innocent_and_they_move_no_more() -> None:
+    plan = FaultPlan().fail_at(200.0, Kind.HEAVY_RANK, node=None, rank=SLOW_NODE, amount=1.5)
+    one = race(plan, spares=2, steps_count=5000)
+    state, told = ran(one)
+    assert [attempt.outcome for attempt in state.attempts] == ["moved", "succeeded"], one.story()
+    assert not any(node.slow for node in state.roster.nodes.values())
+    assert state.race.followed == (SLOW_NODE,)
+    assert any(f"the slowness followed rank {SLOW_NODE}" in reason for reason in told), one.story()
+    assert state.updated_at > 2 * 3600.0, "long after the hour in which no second node is left for it"
+
+
+def test_from_a_spare_that_is_slower_still_the_ranks_go_back_once() -> None:
+    plan = FaultPlan().fail_at(100.0, Kind.SLOW_NODE, node=SPARE, amount=3.0)
+    one = race(plan.fail_at(200.0, Kind.SLOW_NODE, node=SLOW_NODE, amount=1.5), steps_count=1500)
+    state, _ = ran(one)
+    assert [attempt.outcome for attempt in state.attempts] == ["moved", "moved", "succeeded"], one.story()
+    first, second, third = (attempt.nodes for attempt in state.attempts)
+    assert first == third != second
+    spare = one.nodes[SPARE].name
+    why = state.roster.nodes[spare].slow
+    assert f"1.5 s with rank {SLOW_NODE}" in why and f"3 s with it on {spare}" in why, why
+    assert state.race.back is None
+
+
+@pytest.mark.parametrize("at_s", [375.0, 400.0])
+def test_a_new_supervisor_in_the_middle_drops_the_comparison_and_blames_nobody(at_s: float) -> None:
+    plan = FaultPlan().fail_at(200.0, Kind.SLOW_NODE, node=SLOW_NODE, amount=1.5)
+    one = race(plan.fail_at(at_s, Kind.KILL_SUPERVISOR))
+    state, told = ran(one)
+    assert [attempt.outcome for attempt in state.attempts] == ["moved", "succeeded"], one.story()
+    assert any("another supervisor took over meanwhile. Neither is blamed" in reason for reason in told), one.story()
+    assert not any(node.slow for node in state.roster.nodes.values())
+
+
+def test_a_rank_that_falls_in_the_middle_drops_the_comparison() -> None:
+    plan = FaultPlan().fail_at(200.0, Kind.SLOW_NODE, node=SLOW_NODE, amount=1.5)
+    one = race(plan.fail_at(400.0, Kind.KILL_RANK, node=None, rank=0))
+    state, told = ran(one)
+    assert [attempt.outcome for attempt in state.attempts] == ["moved", "killed", "succeeded"], one.story()
+    assert any("is not compared: the ranks were stopped for another reason" in reason for reason in told), one.story()
+    assert not any(node.slow for node in state.roster.nodes.values())

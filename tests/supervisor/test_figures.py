@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
 
-from gangrun.core.events import AlertSeen, AnomalySeen, Event, SelfCheckFailed
+from gangrun.core.events import AlertSeen, AnomalySeen, Event, SelfCheckFailed, StepsTimed
 from gangrun.core.evidence import Alert, AlertKind, Anomaly, AnomalyKind, Divergence, SeenAlert, SelfChecks
-from gangrun.core.model import Attempt, Phase, RunState, Shape
+from gangrun.core.model import Attempt, Phase, Race, Races, RunState, Shape, StepTime
 from gangrun.core.policy import Policy, TrendPolicy
 from gangrun.core.recovery.fill_rules import FillTrend
 from gangrun.core.recovery.gpu_rules import GpuUse
@@ -188,3 +189,31 @@ def test_what_a_rank_found_is_told_once_though_each_heartbeat_repeats_it() -> No
     assert told(second, 3.0) == [SelfCheckFailed(0, 0, "n0", second)]
     progress.begin(1, 4.0, 4.0)
     assert progress.tick(runs, 5.0) == []
+
+
+def test_the_time_of_a_step_is_known_of_a_run_that_races_and_told_once_if_it_is_waited_for() -> None:
+    policy = Policy(race_stragglers=True, trends=TrendPolicy(window_s=100.0))
+    hello = Hello("n0", "j", "b", "i", 1, 1, 0, (), PeerAddress("n0", "x", "k"))
+
+    def stepping(progress: GangProgress, attempt: int, state: RunState) -> list[object]:
+        progress.begin(attempt, 0.0, 0.0)
+        told: list[object] = []
+        for now in map(float, range(120)):
+            stands = msgspec.structs.replace(sample(0), step=2 * int(now))
+            progress.observe(Row(hello, now, now, attempt=attempt, readings=(stands,)), now)
+            if progress.next_at(state) <= now:
+                told += [one for one in progress.tick(state, now) if isinstance(one, StepsTimed)]
+        return told
+
+    runs = RunState("r", Shape(1, 1, 1, 1), phase=Phase.RUNNING, attempt=Attempt(0))
+    unasked = GangProgress(replace(policy, race_stragglers=False), 0.0)
+    assert stepping(unasked, 0, runs) == []
+    assert unasked.step_time is None
+    progress = GangProgress(policy, 0.0)
+    assert stepping(progress, 0, runs) == []
+    before = StepTime(0.5, 200)
+    assert progress.step_time == before
+    race = Races(open=Race("n1", "n0", (0,), 0, before, 0.3))
+    assert stepping(progress, 1, replace(runs, attempt=Attempt(1), race=race)) == [StepsTimed(1, 0.5, 200)]
+    progress.end()
+    assert progress.step_time is None

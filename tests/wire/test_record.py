@@ -204,10 +204,10 @@ def test_the_journal_has_no_groups_and_its_names_stay() -> None:
         budget cancelled_by checkpoint cleared condemned crashed_count data_changes deadlines divergences evidence
         excluded expected failure fence_nodes fence_until finished generation gone_at hurried job leaving
         logged_step loss loss_rank marks measured_save_s move network nodes observed_step phase placement poisoned
-        printed_step reach ready_s reason refill_failed_at refill_failures_count refill_until refills refills_count
-        refills_off reports resume resume_request run running_since savers saving seq shape slowing stage steps_told
-        stopped store_stalled_since submitting suspected_at suspicion term total_steps trained_s tries_count
-        updated_at waited_for_nodes"""
+        printed_step race race_back race_followed race_world_size reach ready_s reason refill_failed_at
+        refill_failures_count refill_until refills refills_count refills_off reports resume resume_request run
+        running_since savers saving seq shape slowing stage steps_told stopped store_stalled_since submitting
+        suspected_at suspicion term total_steps trained_s tries_count updated_at waited_for_nodes"""
     state = Life().launching(saved(4)).state
     assert sorted(wire.snapshot(state)) == names.split()
     assert wire.snapshot(state)["checkpoint"]["step"] == 4

@@ -12,9 +12,10 @@ A run is always in one phase. ``TABLE`` has a row for each phase and an entry fo
 
 The way of an event: ``stale`` drops duplicates and events of another attempt, job or incarnation. ``stopping`` turns an
 agent's "I was told to end" into a wait for the scheduler's answer. Then the table. ``total_time`` counts how long all
-ranks run. A decision that ends the job passes ``flush_to_disk.first``, which may hold it in WAITING until the newest
-step in memory is on disk. ``refills.follow`` adds what is asked of the scheduler because nodes are missing, or are not
-any more. Whatever becomes of an event, its number is remembered, so that it counts once and can be acknowledged.
+ranks run. ``race`` drops a comparison of two nodes that something else comes into. A decision that ends the job passes
+``flush_to_disk.first``, which may hold it in WAITING until the newest step in memory is on disk. ``refills.follow``
+adds what is asked of the scheduler because nodes are missing, or are not any more. Whatever becomes of an event, its
+number is remembered, so that it counts once and can be acknowledged.
 
 The phases: PENDING waits for nodes, CHECKING for their answers. STARTING seals older attempts, chooses the checkpoint
 and launches. RUNNING ends by STOPPING only. STOPPING ends when every rank is proven gone, and only then concludes
@@ -38,7 +39,7 @@ from gangrun.core.checkpoints import flush_to_disk
 from gangrun.core.machine import node_events, refills, running, starting, stopping, succession, total_time, waiting
 from gangrun.core.machine.transitions import WHY, ignored, refused, stay, with_deadline, without_deadline
 from gangrun.core.model import TERMINAL, Outcome, Phase, RunState
-from gangrun.core.nodes import planned_replacement
+from gangrun.core.nodes import planned_replacement, race
 from gangrun.core.policy import Policy
 from gangrun.core.versions import with_entries
 
@@ -138,7 +139,7 @@ _EVERYWHERE: Row = {
 }
 _OF_RANKS = (
     *(e.RankExited, e.RankFinished, e.FirstStepSeen, e.ProgressMarked, e.ProgressStalled, e.StacksTaken),
-    *(e.AnomalySeen, e.SelfCheckFailed, e.AlertSeen),
+    *(e.AnomalySeen, e.SelfCheckFailed, e.AlertSeen, e.StepsTimed),
     *(e.GangStarted, e.GangStartFailed, e.GangStopped, e.StopTimedOut),
 )
 _NO_RANKS: Row = {kind: Refusal("no rank of this attempt was started") for kind in _OF_RANKS}
@@ -194,6 +195,7 @@ TABLE: Mapping[Phase, Row] = {
         e.AnomalySeen: On(running.anomaly_seen),
         e.SelfCheckFailed: On(running.self_check_failed),
         e.AlertSeen: On(running.alert_seen),
+        e.StepsTimed: Late("ranks are still starting"),
         e.ProgressStalled: Late("ranks are still starting"),
         e.StacksTaken: Late("nobody asked for stacks in this attempt"),
         e.CancelRequested: On(stopping.cancel_requested, (Phase.WAITING, Phase.STOPPING, Phase.CANCELLED)),
@@ -221,6 +223,7 @@ TABLE: Mapping[Phase, Row] = {
         e.AnomalySeen: On(running.anomaly_seen, _STOPS),
         e.SelfCheckFailed: On(running.self_check_failed, _STOPS),
         e.AlertSeen: On(running.alert_seen),
+        e.StepsTimed: On(race.timed),
         e.ProgressStalled: On(running.stalled),
         e.StacksTaken: On(running.stacks_taken, _STOPS),
         e.CheckpointSeen: On(running.checkpoint_reached, _STOPS),
@@ -304,6 +307,7 @@ def step(state: RunState, stamped: e.Stamped, now: float, policy: Policy) -> Dec
         match TABLE[state.phase][type(meant)]:
             case On(handler):
                 decision = total_time.counted(state, meant, handler(seen, meant, now, policy), now, policy)
+                decision = race.followed_up(state, meant, decision)
                 decision = flush_to_disk.first(state, decision, now, policy)
                 decision = refills.follow(state, decision, now, policy)
             case Late() as why:

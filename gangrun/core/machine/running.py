@@ -376,7 +376,8 @@ def checkpoint_seen(state: RunState, event: CheckpointSeen, now: float, policy: 
 
 def checkpoint_reached(state: RunState, event: CheckpointSeen, now: float, policy: Policy) -> Decision:
     """RUNNING: the same, and the moment at which the least is lost by a move: to other nodes, or to more."""
-    decision = planned_replacement.at_checkpoint(checkpoint_seen(state, event, now, policy), now, policy)
+    decision = checkpoint_seen(state, event, now, policy)
+    decision = planned_replacement.at_checkpoint(decision, event.step_time, now, policy)
     return growth.at_checkpoint(decision, now, policy, event.job_left_s)
 
 

@@ -79,9 +79,22 @@ def place_now(state: RunState, now: float, *, anew: bool = False) -> Placement |
 def preferred(state: RunState) -> Placement | None:
     """Who had ranks before, after the move that was decided: so the next gang is seated."""
     before, move = state.attempt.placement, state.health.move
-    if before is None or move is None or is_moved(move, before):
+    if before is None:
+        return None
+    if move is None or is_moved(move, before):
+        return going_back(state, before)
+    return _changed_places(state, before, {move.node: move.other, move.other: move.node})
+
+
+def going_back(state: RunState, before: Placement) -> Placement:
+    """This placement with ranks that were slower on another node back where they had been."""
+    back = state.race.back
+    if back is None or before.holds(back.node):
         return before
-    seats = {move.node: move.other, move.other: move.node}
+    return _changed_places(state, before, {back.other: back.node})
+
+
+def _changed_places(state: RunState, before: Placement, seats: Mapping[str, str]) -> Placement:
     return seated([seats.get(name, name) for name in before.nodes], state.shape, state.roster.nodes)
 
 

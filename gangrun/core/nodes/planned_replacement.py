@@ -19,8 +19,9 @@ from gangrun.core.actions import Decision, SaveGang
 from gangrun.core.events import DrainRequested
 from gangrun.core.evidence import Alert, Evidence, NodeFinding, traits_of
 from gangrun.core.machine.transitions import close_attempt, may_hold_ranks, refused, stay, stop_all
-from gangrun.core.model import After, Exclusion, Node, OnSlowRank, Outcome, Phase, Placement, RunState
-from gangrun.core.nodes import device_test, placement, quarantine, roster, standing
+from gangrun.core.model import After, Exclusion, Node, Outcome, Phase, Placement, RunState, StepTime
+from gangrun.core.nodes import device_test, placement, quarantine, race, roster, standing
+from gangrun.core.nodes.race import MOVED
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import alerts, choose
@@ -30,7 +31,6 @@ CURES = frozenset({"reset", "reboot", "rma"})  # the hardware does not get well 
 A_GPU = re.compile(
     r"gpu \d+"
 )  # and none of its links: they count what comes and goes, and what befalls their other end
-MOVED = "moved"  # what became of an attempt that was stopped for it
 SLOW_MAX_COUNT = 1  # nodes that are replaced within an hour because their ranks are slow
 GROWN = "grown"  # the same, of one that was stopped only to go on with more nodes: no cap counts it
 
@@ -114,7 +114,8 @@ class _Plan:
 def _plan(state: RunState, before: Placement, now: float, policy: Policy) -> _Plan:
     """What a restart now would change, with nodes that have proven themselves and nothing against them."""
     good = proven(state, before)
-    placed = placement.place(good, standing.active(state.health.excluded, now), state.shape, prefer=before)
+    prefer = placement.going_back(state, before)
+    placed = placement.place(good, standing.active(state.health.excluded, now), state.shape, prefer)
     drained = _drained(state, before, now)
     if drained and policy.can_requeue and not isinstance(placed, Placement):
         return _Plan(drained, requeues=True)
@@ -126,15 +127,16 @@ def _plan(state: RunState, before: Placement, now: float, policy: Policy) -> _Pl
     gone = [node.name for node in marked if not node.is_doubtful and node.name not in drained]
     if gone:
         return _Plan(why_not=f"{fold(gone)} cannot be used either, and it is not known yet for how long")
-    if drained:
-        return _Plan(leaving, tuple(name for name in after if name not in before.nodes))
+    coming = tuple(name for name in after if name not in before.nodes)
+    if drained or race.goes_back(state, leaving, coming):
+        return _Plan(leaving, coming)
     cap = quarantine.cap_count(len(state.roster.nodes), policy) if any(node.due for node in marked) else SLOW_MAX_COUNT
     moves = [one for one in state.attempts if one.outcome == MOVED and (one.ended or 0.0) > now - quarantine.HOUR_S]
     if len(moves) >= cap:
         return _Plan(
             why_not=f"at most {counted(cap, 'such replacement')} {'is' if cap == 1 else 'are'} allowed within an hour"
         )
-    return _Plan(leaving, tuple(name for name in after if name not in before.nodes))
+    return _Plan(leaving, coming)
 
 
 def proven(state: RunState, before: Placement) -> Mapping[str, Node]:
@@ -175,11 +177,13 @@ def slow(state: RunState, alert: Alert, why: str, now: float, policy: Policy) ->
     nothing. Returns the state, what becomes of it in words, and whether all ranks are to be asked to save for it.
     """
     placed = state.attempt.placement
-    wanted = policy.on_slow_rank is OnSlowRank.MOVE and state.phase is Phase.RUNNING and not policy.observe
+    wanted = policy.moves_slow_ranks and state.phase is Phase.RUNNING and not policy.observe
     if not wanted or placed is None or not placed.holds(alert.node):
         return state, "", False
     if alert.others_count >= len(placement.ranks_of_node(placed, alert.node)):
         return state, f"; {alert.node} stays in use: more ranks are slow than it has", False
+    if stays := race.why_stays(state, placed, alert):
+        return state, f"; {alert.node} stays in use: {stays}", False
     was_known = bool(state.roster.nodes[alert.node].slow)
     state = roster.found_slow(state, alert.node, why)
     plan = _plan(state, placed, now, policy)
@@ -214,8 +218,10 @@ def is_busy(decision: Decision, now: float) -> bool:
     return decision.outcome is not Outcome.APPLIED or busy or goes
 
 
-def at_checkpoint(decision: Decision, now: float, policy: Policy) -> Decision:
-    """RUNNING, and a newer checkpoint is there: stop and let others take the place of those that are due."""
+def at_checkpoint(decision: Decision, step_time: StepTime | None, now: float, policy: Policy) -> Decision:
+    """RUNNING, and a newer checkpoint is there: stop and let others take the place of those that are due.
+    ``step_time`` is that of the newest steps.
+    """
     state = decision.state
     if is_busy(decision, now) or policy.observe:
         return decision
@@ -234,9 +240,10 @@ def at_checkpoint(decision: Decision, now: float, policy: Policy) -> Decision:
     why = {name: one_line(node.due or node.slow or node.poor) for name, node in marks.items()}
     told = "; ".join(f"{name}: {why[name]}" for name in plan.leaving[:NAMES_COUNT])
     who = "suspects that still work" if len(plan.leaving) > 1 else "a suspect that still works"
+    state, compared = race.begun(state, plan.leaving, plan.coming, step_time, policy)
     reason = (
         f"{decision.reason}; {fold(plan.coming)} takes the place of {fold(plan.leaving)}, {who}; the script is asked to"
-        f" save first ({told})"
+        f" save first ({told}){compared}"
     )
     return stop_all(state, now, policy, After.MOVE, reason, checkpoint_first=True)
 

@@ -71,6 +71,7 @@ class Host(Protocol):
     name: str
     index: int
     clock: NodeClock
+    slowness: float
 
     def rank_ended(self, rank: SimRank, code: int | None, signal: int | None, *, error: ErrorReport | None) -> None:
         """Waitpid returned."""

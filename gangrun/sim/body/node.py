@@ -180,6 +180,7 @@ class SimNode:
         self.up = True
         self.exit_code: int | None = None
         self.kill_takes_s = 0.0
+        self.slowness = 1.0  # so many times as long its ranks' own work takes
         self.stopped_until = 0.0  # all of it was paused, so what is presumed of it by time may be wrong
         self._incarnations = 0
 

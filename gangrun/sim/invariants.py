@@ -14,7 +14,7 @@ from typing import Any
 from gangrun.core import events, invariants
 from gangrun.core.machine import lifecycle
 from gangrun.core.model import TERMINAL, Phase, RunState
-from gangrun.core.nodes import refilling
+from gangrun.core.nodes import refilling, roster
 from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.body.checkpoints import Name, Saved
 from gangrun.sim.body.gang import SimGang, SimRank
@@ -748,6 +748,8 @@ class Exclusions:
 
     def at_the_end(self, state: RunState | None, plan: FaultPlan) -> None:
         """Where ranks failed on one node only, and the run could do without it, it succeeded without it."""
+        if state is not None:
+            self._raced(state)
         kinds = {fault.kind for fault in plan}
         sick = {fault.node for fault in plan if fault.kind is Kind.FAIL_ON_NODE}
         if state is None or not sick or kinds - {Kind.FAIL_ON_NODE, Kind.REMARK} or len(sick) > 1:
@@ -756,3 +758,11 @@ class Exclusions:
         can_do = setup.spares_count > 0 or (setup.policy.can_requeue and len(self._world.nodes) > setup.job_nodes_count)
         if can_do and state.phase is Phase.FAILED:
             self._broken("I14", f"the run failed although it can do without node {sick}")
+
+    def _raced(self, state: RunState) -> None:
+        """Whom a comparison of speeds keeps out of the gang is slow."""
+        if not self._world.setup.policy.race_stragglers or state.race.open is not None:
+            return
+        out = {name for name, node in state.roster.nodes.items() if node.slow and not roster.in_gang(state, name)}
+        if innocent := out - self._world.at_fault:
+            self._broken("I9", f"{sorted(innocent)} are set aside as slow, and their ranks are as slow elsewhere")

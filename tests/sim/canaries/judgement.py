@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from gangrun.core.machine import running, transitions
-from gangrun.core.nodes import device_test, placement, quarantine
+from gangrun.core.nodes import device_test, placement, quarantine, race
 from gangrun.core.recovery import blame, choose, error_rules, move, self_checks
 from tests.sim.canaries.mutation import Swaps, mutant
 
@@ -114,3 +114,9 @@ def blames_the_second_of_two() -> Swaps:
 
     original = self_checks.verdict
     return ((self_checks, "verdict", verdict),)
+
+
+@mutant("a node whose ranks are no faster on the spare is innocent", "10", "I9")
+def whoever_was_raced_is_slow() -> Swaps:
+    """The node that the ranks left stays set aside, whatever their speed on the spare is."""
+    return ((race, "bound", lambda race, policy: float("-inf")),)

@@ -107,4 +107,5 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "warden_never_kills": (0, 1, 2),
     "warden_speaks_first": (0, 1, 2),
     "who_falls_first_twice_goes": (0, 1, 3),
+    "whoever_was_raced_is_slow": (0, 1, 2),
 }

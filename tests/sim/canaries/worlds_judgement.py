@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 from gangrun.core.model import Shape
+from gangrun.core.policy import TrendPolicy
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
 from gangrun.sim.body.rank_failures import ALL, MACHINE, OPEN, REMARKS
 from tests.sim.canaries.recipes import recipe
@@ -87,3 +88,15 @@ def weights_of_one_of_two_ranks_are_corrupted(rng: random.Random, seed: int) -> 
     del seed
     plan = FaultPlan().fail_at(rng.uniform(15.0, 45.0), Kind.CORRUPT_RANK, rank=0, amount=1.0)
     return of(2, plan, rng)
+
+
+@recipe("whoever_was_raced_is_slow")
+def a_rank_has_more_to_do_wherever_it_runs(rng: random.Random, seed: int) -> World:
+    """There is a spare, and stragglers are raced."""
+    del seed
+    script = replace(TRAINS, steps_count=600, checkpoint_every_count=100, saves_when_asked=True)
+    setup = Setup.of(4, script=script)
+    policy = replace(setup.policy, trends=TrendPolicy(window_s=100.0), race_stragglers=True)
+    setup = replace(setup, pool_count=5, spares_count=1, policy=policy)
+    plan = FaultPlan().fail_at(rng.uniform(50.0, 100.0), Kind.HEAVY_RANK, node=None, rank=rng.randrange(4), amount=1.5)
+    return World(setup, plan, rng.randrange(10**6))

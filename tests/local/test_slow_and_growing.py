@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from typing import Any
 
@@ -194,3 +195,36 @@ def test_a_spare_takes_the_place_of_the_node_whose_rank_is_slow_if_the_user_want
     assert box.end() == 0, box.told()
     told = f"{nodes[2]} takes the place of {nodes[1]} at the next checkpoint, which all ranks are asked for now"
     assert told in " ".join(box.explain().split())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_node_whose_rank_is_faster_on_the_spare_is_told_as_slow_with_both_figures(box: Box) -> None:
+    """As above. In attempt 1 a step takes three times as long as in attempt 2, and the slow rank is the same."""
+    options = ("--nodes", "4", "--min-nodes", "2", "--world-multiple-of", "2", "--local-hosts", "--trend-window", "20s")
+    saves, nodes = box.work / "saves", [f"{host_name()}-{k}" for k in range(4)]
+    box.start(
+        *options, "--nproc-per-node", "1", "--race-stragglers", "--checkpoint-dir", saves, box.script(ONE_IS_SLOW),
+        environment={"SAVES": str(saves)},
+    )  # fmt: skip
+    box.until_status("steps", lambda found: (found["step"] or 0) > 20, 90)
+    signal_host(box, signal.SIGSTOP, nodes[3])
+    box.until_status("the outcome", lambda found: "a step took" in found["reason"], 120)
+    raced = box.status()
+    assert [one["nodes"] for one in raced["attempts"]] == [nodes, nodes[:2], [nodes[0], nodes[2]]], raced
+    assert [one["outcome"] for one in raced["attempts"]] == ["node silent", "moved", "running"], raced
+    figures = re.search(
+        rf"a step took (.+) s with rank 1 on {nodes[1]} and (.+) s with it on {nodes[2]}"
+        rf" \(medians of (\d+) and (\d+) steps\): {nodes[1]} is slow",
+        raced["reason"],
+    )
+    assert figures is not None, raced["reason"]
+    before_s, after_s, before_count, after_count = map(float, figures.groups())
+    assert 0.15 <= before_s > 1.5 * after_s, figures
+    assert after_count >= before_count > 0, figures
+    assert nodes[1] not in str(raced["excluded"])
+    signal_host(box, signal.SIGCONT, nodes[3])
+    assert box.end() == 0, box.told()
+    explained = " ".join(box.explain().split())
+    assert f"then the speed is compared with {figures[1]} s for a step on {nodes[1]}" in explained, explained
+    assert figures[0] in explained, explained

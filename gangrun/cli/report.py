@@ -7,14 +7,16 @@ from pathlib import Path
 import click
 
 from gangrun.cli.options import Typed, json_option, run_argument, runs_dir_option
-from gangrun.config.parsers import positive_span_s
+from gangrun.config.parsers import flops, positive_span_s
 from gangrun.display.account_page import cluster_page, report_page
 from gangrun.display.status_page import look_now
 from gangrun.display.text import clean, echo_json, size_words
 from gangrun.errors import DONE, UNKNOWN, UserError
-from gangrun.runs.ledger import ClusterReport, ClusterTotals, report_of
+from gangrun.runs.ledger import ClusterReport, ClusterTotals, Flops, report_of
 from gangrun.runs.locate import entries_of, find
 from gangrun.runs.snapshot import read
+
+FLOPS = Typed(flops, name="flops")
 
 
 @click.command("report")
@@ -22,6 +24,8 @@ from gangrun.runs.snapshot import read
 @click.option("-a", "--all", "all_runs", is_flag=True, help="Add up all runs: failures by cause and node, time saved.")
 @click.option("--window", type=Typed(positive_span_s, name="time"), help="Also show the useful share of the last TIME.")
 @click.option("--gpu-hour-price", type=click.FloatRange(min=0), metavar="PRICE", help="Price of a GPU for an hour.")
+@click.option("--step-flops", type=FLOPS, help="FLOPs of one step of all ranks, such as 3.5e15; for the MFU.")
+@click.option("--gpu-flops", type=FLOPS, help="Peak FLOPs of one GPU in a second, such as 989T; for the MFU.")
 @click.option(
     "--html",
     is_flag=False,
@@ -32,22 +36,24 @@ from gangrun.runs.snapshot import read
 @json_option
 @runs_dir_option
 def report(
-    run: str | None, all_runs: bool, window: float | None, gpu_hour_price: float | None, html: str | None,
-    as_json: bool, runs_dir: str | None,
+    run: str | None, all_runs: bool, window: float | None, gpu_hour_price: float | None, step_flops: float | None,
+    gpu_flops: float | None, html: str | None, as_json: bool, runs_dir: str | None,
 ) -> int:  # fmt: skip
     """Show what a run spent its time on: each second of the run and of each node is in one class.
 
     \b
       gangrun report my-run --gpu-hour-price 3
       gangrun report my-run --window 24h
+      gangrun report my-run --step-flops 4.1e18 --gpu-flops 989T
       gangrun report my-run --html               one file with pictures, for a browser
       gangrun report --all                       how often nodes fail, and which
     """  # noqa: D301 - click reads the backspace
     look = look_now()
     _check_html(html, as_json=as_json)
+    given = _given_flops(step_flops, gpu_flops)
     if all_runs:
-        if run is not None or window is not None or html is not None:
-            words = "--all adds up every run, so it takes neither RUN nor --window nor --html"
+        if run is not None or any(one is not None for one in (window, html, given)):
+            words = "--all adds up every run, so it takes neither RUN nor --window nor --html nor --step-flops"
             raise UserError("usage", words, "leave out --all")
         cluster = _all(runs_dir, gpu_hour_price)
         if as_json:
@@ -59,7 +65,7 @@ def report(
     if reading.state is None:
         words = f"{reading.spec.run} has no journal yet: no supervisor has begun"
         raise UserError("journal", words, f"gangrun status {reading.spec.run} says what it waits for", UNKNOWN)
-    found = report_of(reading, window, gpu_hour_price)
+    found = report_of(reading, window, gpu_hour_price, given)
     if html is not None:
         from gangrun.display.report.page import html_page
 
@@ -69,6 +75,16 @@ def report(
     else:
         click.echo("\n".join(report_page(found, look)))
     return DONE
+
+
+def _given_flops(step_flops: float | None, gpu_flops: float | None) -> Flops | None:
+    if step_flops is None and gpu_flops is None:
+        return None
+    if step_flops is None or gpu_flops is None:
+        there, missing = ("--gpu-flops", "--step-flops") if step_flops is None else ("--step-flops", "--gpu-flops")
+        hint = "--step-flops 4.1e18 --gpu-flops 989T: FLOPs of a step of all ranks, and of a GPU in a second"
+        raise UserError("usage", f"{there} gives the MFU only together with {missing}", hint)
+    return Flops(step_flops, gpu_flops)
 
 
 def _check_html(html: str | None, *, as_json: bool) -> None:

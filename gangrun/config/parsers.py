@@ -25,6 +25,7 @@ REFILL_MAX_S = 7 * 24 * 3600.0
 SAVE_SIGNALS = ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "URG")
 _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d)?\s*")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?")
+_FLOPS = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([kmgtpez]?)(?:flops?(?:/s)?)?")
 _SECONDS = {None: 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SWITCH = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off", ""), False)}
 
@@ -127,6 +128,17 @@ def size_bytes(value: object) -> int:
     if match is None:
         raise BadValue(f"{value!r} is not a size", "write bytes, or 512M, 64G")
     return int(float(match.group(1)) * 1024 ** " kmgt".index(match.group(2) or " "))
+
+
+def flops(value: object) -> float:
+    """Floating-point operations, or so many per second, from 3.5e15, "989T", "989 TFLOPS"."""
+    match = None if isinstance(value, bool) else _FLOPS.fullmatch(str(value).strip().lower())
+    if match is None:
+        raise BadValue(f"{value!r} is not a number of FLOPs", "write 3.5e15, or 989T")
+    found = float(match.group(1)) * 1000.0 ** " kmgtpez".index(match.group(2) or " ")
+    if not 0 < found < math.inf:
+        raise BadValue(f"{value!r} must be more than 0, and finite")
+    return found
 
 
 def command(value: object) -> tuple[str, ...]:

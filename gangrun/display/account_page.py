@@ -12,7 +12,7 @@ from gangrun.display.times import span_words
 from gangrun.planning.accounts import TimeUse
 from gangrun.planning.cadence import NODE_MTBF_S, STALL_GUESS_S, cadence, expected_mtbf_s
 from gangrun.planning.plan import BY_HAND_S, NOTICING_BY_HAND_S, REPAIR_S, Forecast, PolicyForecast, spares_needed
-from gangrun.runs.ledger import ClusterReport, RunReport, WindowReport
+from gangrun.runs.ledger import ClusterReport, MfuReport, RunReport, WindowReport
 
 if TYPE_CHECKING:
     from gangrun.sim.forecast import Ground, WayResult
@@ -112,6 +112,8 @@ def report_page(found: RunReport, look: PageFormat) -> list[str]:
         facts.append(
             ("saved", f"{many} took {found.saved_gpu_h:,.1f} GPU-hours less than restarts by hand ({by_hand} each)")
         )
+    if found.mfu is not None:
+        facts.insert(2, ("MFU", _mfu_words(found.mfu, found.window)))
     lines = _facts(facts, look)
     priced = found.cost is not None
     head: tuple[str, ...] = ("the time went to", "of the run", "share", "node-hours", "GPU-hours")
@@ -259,6 +261,12 @@ def _share(share: float | None) -> str:
 
 def _part(part: float, whole: float) -> str:
     return share_words(part / whole) if whole else "-"
+
+
+def _mfu_words(mfu: MfuReport, window: WindowReport | None) -> str:
+    recently = "" if window is None else f"; {_share(mfu.window)} of the last {span_words(window.seconds)}"
+    steps = f"{mfu.steps:,} step{'s' * (mfu.steps != 1)}"
+    return f"{_share(mfu.whole)} of all time{recently}; {_share(mfu.useful)} of useful time ({steps} kept)"
 
 
 def _recently(window: WindowReport | None) -> str:

@@ -12,7 +12,7 @@ queue as the run wants. After the run has ended nothing counts until it is resum
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -22,15 +22,16 @@ import msgspec
 
 from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.core.model import TERMINAL, Cause, Phase, RunState
+from gangrun.core.model import TERMINAL, AttemptRecord, Cause, Phase, RunState
 from gangrun.core.nodeset import natural_sort
+from gangrun.core.text import is_save_time, known_step
 from gangrun.errors import UserError
 from gangrun.planning.accounts import TimeUse
 from gangrun.planning.plan import BY_HAND_S, NOTICING_BY_HAND_S
 from gangrun.runs.recoveries import Part, Recovery, placed_nodes, recoveries_of
 from gangrun.runs.saves import read_saves
 from gangrun.runs.snapshot import RunSnapshot, read
-from gangrun.runs.status import SCHEMA, redone_share, went_on_from
+from gangrun.runs.status import SCHEMA, newest_step, redone_share, went_on_from
 from gangrun.wire.record import Record
 
 _OF_PART = {
@@ -73,6 +74,7 @@ class Situation:
     job: str = ""  # "": none holds nodes
     attempt: int = -1
     placed: frozenset[str] | None = None  # None: no ranks are placed
+    ranks_count: int = 0  # of the newest attempt, which its stop does not change
     joined: frozenset[str] = frozenset()
     away: frozenset[str] = frozenset()
     excluded: frozenset[str] = frozenset()
@@ -175,6 +177,29 @@ class TimeAccount:
     def stays(self) -> dict[str, list[NodeStay]]:
         """Of each node, from when to when it was what; a stay begins and ends with a segment."""
         return _stays(self.segments, self.members)
+
+    def gpu_ms(self, since_ms: int, until_ms: int, uses: Collection[TimeUse], wanted_count: int) -> int:
+        """GPU time of all ranks between two moments, as far as it was spent on ``uses``. A GPU holds one rank.
+
+        ``wanted_count``: ranks that the run wants, for the time before its first attempt.
+        """
+        return sum(
+            part * (one.at.ranks_count or wanted_count)
+            for one in self.segments
+            for use, part in self.uses_of(one, since_ms, until_ms)
+            if use in uses
+        )
+
+    def steps_since(self, since_ms: int, kept: Mapping[int, int]) -> float:
+        """How many of the steps that each attempt kept it trained from that moment on; they are spread evenly."""
+        whole: dict[int, int] = {}
+        recent: dict[int, int] = {}
+        for one in self.segments:
+            if one.at.use is TimeUse.USEFUL:
+                whole[one.at.attempt] = whole.get(one.at.attempt, 0) + one.ended_ms - one.began_ms
+                part = max(0, one.ended_ms - max(one.began_ms, since_ms))
+                recent[one.at.attempt] = recent.get(one.at.attempt, 0) + part
+        return sum(kept.get(number, 0) * recent[number] / took for number, took in whole.items())
 
     def uses_of(self, one: TimeSegment, since_ms: int, until_ms: int) -> Iterator[tuple[TimeUse, int]]:
         """What a segment was spent on between two moments, in whole milliseconds that sum to what lies between."""
@@ -305,7 +330,8 @@ class _Reader:
         for act in record.actions:
             match act.kind, act.args:
                 case "StartGang", {"attempt": int(number), "placement": dict(placement)}:
-                    at = replace(at, attempt=number, placed=frozenset(placed_nodes(placement)[0]))
+                    nodes, ranks_count = placed_nodes(placement)
+                    at = replace(at, attempt=number, placed=frozenset(nodes), ranks_count=ranks_count)
                 case "EndJob", _ if not self._comes_back.get(at.job):  # else that supervisor died before it ended it
                     use = None if record.phase in _ENDS else TimeUse.QUEUE
                     return replace(at, use=use, job="", placed=None, joined=frozenset(), away=frozenset())
@@ -324,7 +350,7 @@ class _Reader:
             self._comes_back[job] -= 1
         match record.kind, record.event:
             case "TermTaken", {"job": str(job)} if job != at.job:
-                at = Situation(job=job, attempt=at.attempt, excluded=at.excluded)
+                at = Situation(job=job, attempt=at.attempt, excluded=at.excluded, ranks_count=at.ranks_count)
                 self.members.setdefault(job, set())
             case (("AgentJoined" | "AgentRejoined"), {"node": str(node)}) if at.job:
                 self.members[at.job].add(node)
@@ -402,6 +428,34 @@ def _redone(state: RunState) -> Iterator[tuple[int, float]]:
         yield attempts[-1].number, redone_share(attempts[-1], newest.step if newest is not None else None)
 
 
+def steps_kept(state: RunState, newest_step: int) -> dict[int, int]:
+    """Of each attempt, how many of its steps were kept: each step of the run counts once, in the last attempt that
+    trained it. ``newest_step``: of the newest attempt.
+    """
+    if not state.attempts:
+        return {}
+    last, saved = state.attempts[-1], state.checkpoints.newest
+    kept = max(_began_at(last), *map(known_step, (newest_step, last.last_step, last.last_told)))
+    if state.phase in TERMINAL - {Phase.SUCCEEDED}:  # a resume would do the rest again
+        if saved is not None and is_save_time(saved.step):
+            kept -= round(redone_share(last, saved.step) * (kept - _began_at(last)))
+        else:
+            kept = min(kept, -1 if saved is None else saved.step)
+    found: dict[int, int] = {}
+    for one in reversed(state.attempts):
+        found[one.number] = max(0, kept - _began_at(one))
+        kept = min(kept, _began_at(one))
+    return found
+
+
+def _began_at(one: AttemptRecord) -> int:
+    """The step whose state it began with; -1: none, or not known."""
+    step = went_on_from(one)
+    if step is not None and is_save_time(step):
+        return max(-1, one.first_told - 1)
+    return -1 if step is None else step
+
+
 def _taken(record: Record) -> object:
     """The job whose supervisor begins with this record; None: none does."""
     return record.event.get("job") if record.kind == "TermTaken" and record.outcome == "applied" else None
@@ -439,6 +493,17 @@ class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
     ettr: float | None
 
 
+class MfuReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Model FLOPs utilization: FLOPs of steps that were kept, over what the GPUs of all ranks could have done."""
+
+    step_flops: float
+    gpu_flops: float
+    steps: int  # that were kept; each counts once
+    whole: float | None  # of all of the run's time; None: no time has passed
+    window: float | None  # of the window's time
+    useful: float | None  # of useful time only
+
+
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """What ``report --json`` prints of one run; the classes sum to the whole."""
 
@@ -449,6 +514,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     whole_s: float
     ettr: float | None
     window: WindowReport | None
+    mfu: MfuReport | None = None  # if the FLOPs of a step and of a GPU were given
     gpus_per_node: int
     node_s: float
     gpu_h: float
@@ -465,7 +531,17 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
         return sum(one.run_s for one in self.uses if one.use in _TRAINING)
 
 
-def report_of(reading: RunSnapshot, window_s: float | None, price: float | None) -> RunReport:
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """Of one step of all ranks together, and of one GPU in a second at best."""
+
+    step_flops: float
+    gpu_flops: float
+
+
+def report_of(
+    reading: RunSnapshot, window_s: float | None, price: float | None, flops: Flops | None = None
+) -> RunReport:
     """The report of one run, whose snapshot has all records."""
     spec, state = reading.spec, reading.state
     assert state is not None
@@ -485,10 +561,32 @@ def report_of(reading: RunSnapshot, window_s: float | None, price: float | None)
     recoveries = [one for one in recoveries_of(reading.records) if one.next_attempt is not None]
     return RunReport(
         run=spec.run, name=spec.name, state=state.phase.value, whole_s=found.whole_ms / 1000, ettr=found.useful_share,
-        window=recent, gpus_per_node=gpus, node_s=held_ms / 1000, gpu_h=_gpu_h(held_ms, gpus),
-        cost=None if price is None else _gpu_h(held_ms, gpus) * price, failures=failures_by_cause(state),
-        recoveries=len(recoveries), saved_gpu_h=saved_gpu_h(recoveries, spec.nodes_count or len(spec.nodes), gpus),
-        uses=uses, nodes=tuple(_of_one(node, times) for node, times in found.nodes_ms.items()),
+        window=recent, mfu=None if flops is None else _mfu_report(reading, flops, window_s), gpus_per_node=gpus,
+        node_s=held_ms / 1000, gpu_h=_gpu_h(held_ms, gpus), failures=failures_by_cause(state),
+        cost=None if price is None else _gpu_h(held_ms, gpus) * price, recoveries=len(recoveries), uses=uses,
+        saved_gpu_h=saved_gpu_h(recoveries, spec.nodes_count or len(spec.nodes), gpus),
+        nodes=tuple(_of_one(node, times) for node, times in found.nodes_ms.items()),
+    )  # fmt: skip
+
+
+def _mfu_report(reading: RunSnapshot, flops: Flops, window_s: float | None) -> MfuReport:
+    spec, state = reading.spec, reading.state
+    assert state is not None
+    account, kept = run_account(reading), steps_kept(state, newest_step(reading, state))
+    wanted = (spec.nodes_count or len(spec.nodes)) * spec.slots_per_node * spec.ranks_per_slot
+    began, ended, steps_count = account.began_ms, account.until_ms, sum(kept.values())
+
+    def share(steps: float, since_ms: int, uses: Collection[TimeUse] = tuple(TimeUse)) -> float | None:
+        could = flops.gpu_flops * account.gpu_ms(since_ms, ended, uses, wanted) / 1000
+        return steps * flops.step_flops / could if could else None
+
+    window = None
+    if window_s is not None:
+        since = max(began, ended - _ms(window_s))
+        window = share(account.steps_since(since, kept), since)
+    return MfuReport(
+        step_flops=flops.step_flops, gpu_flops=flops.gpu_flops, steps=steps_count, whole=share(steps_count, began),
+        window=window, useful=share(steps_count, began, (TimeUse.USEFUL,)),
     )  # fmt: skip
 
 

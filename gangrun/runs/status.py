@@ -646,6 +646,13 @@ def _step(state: RunState, live: Mapping[str, Any]) -> int | None:
     return step if step >= 0 else None
 
 
+def newest_step(reading: RunSnapshot, state: RunState) -> int:
+    """Of the newest attempt, reported or printed; -1: none."""
+    fresh = _fresh(reading, state)
+    live = [one for one in (fresh.get("step"), fresh.get("log_step")) if isinstance(one, int)]
+    return max(state.attempt.step, state.attempt.printed_step, *live, -1)
+
+
 def _fresh(reading: RunSnapshot, state: RunState) -> Mapping[str, Any]:
     """The newest figures, if they are of the newest attempt."""
     live: Mapping[str, Any] = reading.live.live if reading.live else {}

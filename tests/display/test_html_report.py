@@ -18,7 +18,7 @@ from gangrun.display.report.page import html_page
 from gangrun.display.status_page import PageFormat
 from gangrun.planning.accounts import TimeUse
 from gangrun.runs.history import edges_ms, folded, node_rows, uses_over_time
-from gangrun.runs.ledger import RunReport, account_of, ledger_of, report_of
+from gangrun.runs.ledger import Flops, RunReport, account_of, ledger_of, report_of
 from gangrun.runs.snapshot import RunSnapshot, read
 from gangrun.sim.sweep import failing
 from tests.command_line import Call, golden
@@ -72,6 +72,17 @@ class Page(HTMLParser):
     def named(self, *tags: str) -> list[tuple[int, dict[str, str], tuple[str, ...]]]:
         """Where these elements are."""
         return [(k, attrs, within) for k, (tag, attrs, within) in enumerate(self.elements) if tag in tags]
+
+
+def test_mfu_stands_among_the_key_figures(runs) -> None:
+    reading = read(restarted(runs).paths, timeline=True)
+    report = report_of(reading, 3600.0, None, Flops(1e14, 2.5e13))
+    mfu = report.mfu
+    assert mfu is not None
+    page = html_page(reading, report, PageFormat(reading.records[-1].wall + 60, zone=timezone.utc))
+    whole, useful, recent = (f"{100 * (x or 0):.1f} %" for x in (mfu.whole, mfu.useful, mfu.window))
+    assert f"<dt>MFU</dt><dd>{whole}<small>{useful} of useful time; {recent} of the last 1 h</small></dd>" in page
+    assert "MFU" not in drawn(reading)[0]
 
 
 def drawn(reading: RunSnapshot, price: float | None = None) -> tuple[str, RunReport]:

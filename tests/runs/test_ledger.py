@@ -6,10 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from gangrun.core.events import FirstStepSeen, NodeLost, ProgressMarked
+from gangrun.core.events import CheckpointSeen, FirstStepSeen, NodeLost, ProgressMarked
+from gangrun.core.model import CheckpointRef, Level
+from gangrun.core.text import SAVE_TIMES
 from gangrun.planning.accounts import TimeUse
 from gangrun.runs import ledger
-from gangrun.runs.ledger import Ledger, failures_by_cause, ledger_of, node_failures
+from gangrun.runs.ledger import (
+    Flops,
+    Ledger,
+    account_of,
+    failures_by_cause,
+    ledger_of,
+    node_failures,
+    report_of,
+    steps_kept,
+)
 from gangrun.runs.snapshot import read
 from gangrun.runs.status import status_of
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
@@ -135,6 +146,88 @@ def test_a_window_is_the_end_of_the_ledger() -> None:
     assert last.useful_share is not None and last.useful_share > 0.9  # it trained to its end
     assert ledger_of(records, state, wanted_count=4, window_ms=10**9).run_ms == whole.run_ms
     assert ledger_of([], state, wanted_count=4).useful_share is None
+
+
+@pytest.mark.parametrize("kind", [Kind.KILL_NODE, Kind.KILL_RANK])
+def test_each_step_of_a_run_that_ended_well_counts_once(kind: Kind) -> None:
+    world, found = run_world(kind)
+    state = world.checker.replayed()
+    assert state is not None and len(state.attempts) == 2
+    kept = steps_kept(state, state.attempt.step)
+    assert sum(kept.values()) == 151 and all(kept.values()), "step 0 is told before the first of 150 is trained"
+    account = account_of(world.checker.records, state)
+    assert account.steps_since(account.began_ms, kept) == pytest.approx(151)
+    assert account.steps_since(account.until_ms, kept) == 0
+    assert 10 < account.steps_since(account.until_ms - 30_000, kept) <= 31  # a step of a second, and saves
+    assert account.gpu_ms(account.began_ms, account.until_ms, tuple(TimeUse), 4) == found.whole_ms * 4
+    useful_ms = found.run_ms[TimeUse.USEFUL]
+    assert account.gpu_ms(account.began_ms, account.until_ms, (TimeUse.USEFUL,), 4) == useful_ms * 4
+
+
+def test_an_older_checkpoint_takes_steps_of_several_attempts_back(runs) -> None:
+    """Attempt 0 does steps 0 to 31, attempt 1 goes on from 20 to 40, attempt 2 from 10 to 15."""
+    story = restarted(runs)
+    story.on(ProgressMarked(1, 40), 30)
+    fall(story).again(CheckpointRef(10, "/ckpt/step-10", Level.VERIFIED)).on(ProgressMarked(2, 15), 5)
+    assert steps_kept(story.state, 15) == {0: 11, 1: 0, 2: 5}
+    assert steps_kept(story.state, 17) == {0: 11, 1: 0, 2: 7}, "news that the journal does not have yet"
+
+
+def test_a_save_whose_step_is_not_known_keeps_a_share_of_the_steps(runs) -> None:
+    story = Builder(runs).supervisor().up()
+    began = story.state.attempts[0].started
+    timed = round(1000 * (began + 60))
+    assert timed in SAVE_TIMES
+    story.on(FirstStepSeen(0, 0), 1).on(ProgressMarked(0, 29), 59)
+    story.on(CheckpointSeen(CheckpointRef(timed, "/ckpt/latest", Level.COMPLETE)), 1).on(ProgressMarked(0, 59), 59)
+    fall(story).again(CheckpointRef(timed, "/ckpt/latest", Level.COMPLETE)).on(FirstStepSeen(1, 30), 1)
+    story.on(ProgressMarked(1, 59), 60)
+    assert steps_kept(story.state, story.state.attempt.step) == {0: 30, 1: 0}
+    assert steps_kept(story.state, 59) == {0: 30, 1: 30}, "as the figures beside the journal tell"
+
+
+def test_mfu_counts_each_step_once_and_is_larger_over_useful_time(runs, gangrun: Call) -> None:
+    story = failed(runs)  # steps 0 to 31, then 21 to 31, of which 0 to 20 are kept; 4 ranks
+    page = gangrun("report", story.run, "--step-flops", "100T", "--gpu-flops", "25 tflops", "--window", "1h")
+    found = gangrun(
+        "report", story.run, "--step-flops", "1e14", "--gpu-flops", "2.5e13", "--window", "1h", "--json"
+    ).json
+    mfu, useful_s = found["mfu"], next(one["run_s"] for one in found["uses"] if one["use"] == "useful")
+    assert (mfu["steps"], mfu["step_flops"], mfu["gpu_flops"]) == (21, 1e14, 2.5e13)
+    assert mfu["whole"] == pytest.approx(21 / found["whole_s"]) == pytest.approx(mfu["window"])
+    assert mfu["useful"] == pytest.approx(21 / useful_s)
+    shares = [f"{100 * mfu[name]:.1f} %" for name in ("whole", "window", "useful")]
+    words = f"MFU {shares[0]} of all time; {shares[1]} of the last 1 h; {shares[2]} of useful time (21 steps kept)"
+    assert words in " ".join(page.out.split()), page.out
+    assert "MFU" not in gangrun("report", story.run).out
+    assert gangrun("report", story.run, "--json").json["mfu"] is None
+
+
+def test_the_window_of_mfu_has_only_its_own_steps(runs) -> None:
+    reading = read(failed(runs).paths, timeline=True)
+    whole_s = report_of(reading, None, None).whole_s
+    over_all = report_of(reading, 10 * whole_s, None, Flops(1.0, 1.0)).mfu
+    recent = report_of(reading, 20.0, None, Flops(1.0, 1.0)).mfu
+    assert over_all is not None and over_all.window == over_all.whole
+    assert recent is not None and recent.window == 0, "all that it did in the end is lost"
+    assert recent.whole == over_all.whole
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--step-flops", "1e15"), "--step-flops gives the MFU only together with --gpu-flops"),
+        (("--gpu-flops", "989T"), "--gpu-flops gives the MFU only together with --step-flops"),
+        (("--step-flops", "many", "--gpu-flops", "1T"), "--step-flops: 'many' is not a number of FLOPs"),
+        (("--step-flops", "0", "--gpu-flops", "1T"), "--step-flops: '0' must be more than 0, and finite"),
+        (("--step-flops", "1e999", "--gpu-flops", "1T"), "must be more than 0, and finite"),
+        (("--all", "--step-flops", "1e15", "--gpu-flops", "1T"), "--all adds up every run"),
+    ],
+)
+def test_half_of_what_mfu_needs_is_refused(runs, gangrun: Call, given: tuple[str, ...], said: str) -> None:
+    story = restarted(runs)
+    took = gangrun("report", *([] if "--all" in given else [story.run]), *given)
+    assert took.code == 2 and said in took.err
 
 
 def test_moves_and_preemptions_are_no_failures() -> None:

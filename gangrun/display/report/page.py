@@ -113,6 +113,11 @@ def _head(facts: _Facts) -> str:
 def _key_figures(facts: _Facts) -> Iterator[tuple[str, str, str]]:
     status, report = facts.status, facts.report
     yield "useful time", "-" if report.ettr is None else share_words(report.ettr), f"of {span_words(report.whole_s)}"
+    if (mfu := report.mfu) is not None:
+        more = [f"{share_words(mfu.useful)} of useful time"] if mfu.useful is not None else []
+        if report.window is not None and mfu.window is not None:
+            more.append(f"{share_words(mfu.window)} of the last {span_words(report.window.seconds)}")
+        yield "MFU", "-" if mfu.whole is None else share_words(mfu.whole), "; ".join(more)
     step = status.log_step if status.step is None else status.step
     if step is not None:
         of = "" if status.total_steps is None else f"of {status.total_steps:,}"

@@ -24,15 +24,27 @@ from tests.waiting import until
 WITHIN_S = 60.0
 
 
+class CountedClock(HandClock):
+    """Counts how often anybody looked at it."""
+
+    asked_count = 0
+
+    def now(self) -> float:
+        self.asked_count += 1
+        return super().now()
+
+
 class Desk:
     """A store of term 1 and the mail it sends."""
 
-    def __init__(self, base: Path, disk: Disk | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, base: Path, disk: Disk | None = None, clock: Clock | None = None, counter_every_s: float = 5.0
+    ) -> None:
         self.paths: RunPaths = new_run(base)
         self.terms = FsTerms(self.paths, RealClock())
         assert self.terms.open_acts(1)
         self.mail: queue.Queue[Mail] = queue.Queue()
-        self.store = FsStore(self.paths, 1, self.mail.put, clock or RealClock(), disk)
+        self.store = FsStore(self.paths, 1, self.mail.put, clock or RealClock(), disk, counter_every_s)
 
     def next(self) -> Mail:
         return self.mail.get(timeout=WITHIN_S)
@@ -271,6 +283,67 @@ def test_the_counter_is_written_at_most_every_five_seconds(tmp_path: Path) -> No
     live = read_counter(Disk(), desk.paths, 1)
     assert live is not None
     assert (live.count, live.live) == (2, {"step": 9})
+    assert desk.store.close(WITHIN_S)
+
+
+def test_figures_that_come_a_little_early_are_written_when_they_are_due(tmp_path: Path) -> None:
+    """The loop tells them every five seconds, the store's five seconds begin a little later: no note may wait for the
+    next one.
+    """
+    clock = CountedClock()
+    desk = Desk(tmp_path, clock=clock, counter_every_s=1.0)
+    desk.store.note_progress({"step": 1})
+    until(lambda: bool(written(desk)) and desk.store._counter_works, 20, "the first is written")
+    clock.wait(0.5)
+    asked = clock.asked_count
+    desk.store.note_progress({"step": 2})
+    until(lambda: clock.asked_count > asked, 20, "the store sees that it is not time yet")
+    clock.wait(0.5)
+    until(lambda: written(desk) == {"step": 2}, 20, "the second is written, although no other came")
+    assert desk.store.close(WITHIN_S)
+
+
+def test_ranks_are_noted_although_newer_figures_without_them_came_first(tmp_path: Path) -> None:
+    clock = HandClock()
+    desk = Desk(tmp_path, clock=clock)
+    rows, newer = {"n0": [(0, 4711, "R", 12)]}, {"n0": [(0, 4711, "R", 13)]}
+    desk.store.note_progress({"attempt": 3, "step": 11})
+    until(lambda: written(desk) == {"attempt": 3, "step": 11}, 20, "the first is written")
+    desk.store.note_progress({"attempt": 3, "step": 12, "ranks": rows, "rank_gpus": {0: [1]}})
+    desk.store.note_progress({"attempt": 4, "step": 13})  # such as the warning of a hang
+    clock.wait(5.0)
+    desk.store.note_progress({"attempt": 4, "step": 14})
+    until(lambda: read_ranks(Disk(), desk.paths) == RanksNote(3, rows, {0: [1]}), 20, "the ranks are noted")
+    assert written(desk) == {"attempt": 4, "step": 14}
+    clock.wait(5.0)
+    desk.store.note_progress({"attempt": 4, "step": 15, "ranks": newer})
+    until(lambda: read_ranks(Disk(), desk.paths) == RanksNote(4, newer), 20, "the newer ranks are noted")
+    assert desk.store.close(WITHIN_S)
+
+
+def written(desk: Desk) -> object:
+    live = read_counter(Disk(), desk.paths, 1)
+    return None if live is None else live.live
+
+
+def test_ranks_that_the_disk_refused_are_noted_with_the_next_figures(tmp_path: Path) -> None:
+    class NoFolders(Disk):
+        full = True
+
+        def mkdir(self, path: Path, mode: int = 0o700) -> None:
+            if self.full:
+                raise OSError(errno.ENOSPC, "full")
+            super().mkdir(path, mode)
+
+    clock, disk = HandClock(), NoFolders()
+    desk = Desk(tmp_path, disk, clock)
+    rows = {"n0": [(0, 4711, "R", 12)]}
+    desk.store.note_progress({"attempt": 3, "step": 12, "ranks": rows})
+    until(lambda: written(desk) == {"attempt": 3, "step": 12}, 20, "the figures are written, the ranks not")
+    disk.full = False
+    clock.wait(5.0)
+    desk.store.note_progress({"attempt": 3, "step": 13})
+    until(lambda: read_ranks(Disk(), desk.paths) == RanksNote(3, rows), 20, "the ranks are noted")
     assert desk.store.close(WITHIN_S)
 
 

@@ -66,6 +66,7 @@ class FsStore:
         self._changed = threading.Condition()
         self._queue: deque[_Entry] = deque()
         self._live: dict[str, object] | None = None
+        self._ranks: tuple[object, object, object] | None = None  # attempt, ranks, GPUs: until they are written
         self._closing = False
         self._stopped = False
         self._thread = threading.Thread(target=self._main, name="store", daemon=True)
@@ -84,8 +85,12 @@ class FsStore:
 
     def note_progress(self, live: Mapping[str, object]) -> bool:
         """The holder's counter file: at most one small write per ``counter_every_s``; loss is harmless."""
+        figures = dict(live)
+        ranks, gpus = figures.pop("ranks", None), figures.pop("rank_gpus", None)
         with self._changed:
-            self._live = dict(live)
+            self._live = figures
+            if ranks is not None:  # they are told less often: newer figures without them do not replace them
+                self._ranks = figures.get("attempt"), ranks, gpus
             self._wake()
             return self._counter_works
 
@@ -136,7 +141,8 @@ class FsStore:
 
     def _step(self) -> bool:
         with self._changed:
-            self._changed.wait_for(self._awake, timeout=self._until_counter())
+            while not self._awake():
+                self._changed.wait(self._until_counter())  # figures may have come meanwhile that are not due yet
             if self._stopped or (self._closing and not self._queue):
                 return False
             batch = [self._queue[i] for i in range(min(len(self._queue), BATCH_MAX_COUNT))]
@@ -204,21 +210,22 @@ class FsStore:
         with self._changed:
             if not self._counter_is_due():
                 return
-            live, self._live = self._live or {}, None
+            live, self._live, ranks = self._live or {}, None, self._ranks
             began = self._clock.now()
             self._counter_due = began + self._counter_every_s
             self._counter_works = False
-        ranks, gpus = live.pop("ranks", None), live.pop("rank_gpus", None)
         try:
             self._counter.write(live, self._clock.wall())
             self._terms.still_open(self._term)
             if ranks is not None:
-                note_ranks(self._disk, self._paths, self._term, live.get("attempt"), ranks, gpus)
+                note_ranks(self._disk, self._paths, self._term, *ranks)
         except OSError:
             return  # its loss is harmless: the journal's trouble is what gets reported
         with self._changed:
             self._counter_works = True
             self._seen_open = max(self._seen_open, began)
+            if self._ranks is ranks:
+                self._ranks = None
 
 
 class _Abandoned(Exception):

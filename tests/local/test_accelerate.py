@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -71,3 +72,43 @@ def test_a_rank_is_killed_in_the_middle_of_a_save_and_the_run_goes_on_from_the_o
     told = " ".join(box.gangrun("explain", "--runs-dir", str(box.runs)).stdout.split())
     assert "taken for a checkpoint of Accelerate" in told
     assert "project_configuration.iteration" in told
+
+
+# All ranks take part in each step, as with a collective, so that none is ahead of another by more than one.
+TRACKED = """
+import time
+from pathlib import Path
+import torch
+from accelerate import Accelerator
+import gangrun
+
+accelerator = Accelerator(cpu=True)
+tracker = gangrun.AccelerateTracker(accelerator)
+accelerator.init_trackers("run", config={"max_train_steps": 100_000})
+model = accelerator.prepare(torch.nn.Linear(8, 1))
+for step in range(100_000):
+    loss = model(torch.randn(4, 8)).mean()
+    accelerator.backward(loss)
+    accelerator.log({"loss": loss.item()}, step=step)
+    if tracker.asked.checkpoint:
+        accelerator.save_state(f"saved-{step}")
+        Path(f"saved-{step}", f"told-{accelerator.process_index}").touch()
+    if tracker.asked.stop:
+        break
+    time.sleep(0.02)
+import os
+os._exit(0)  # torch may abort as the interpreter ends, under any launcher
+"""
+
+
+def test_the_tracker_tells_all_ranks_to_save_at_the_same_step(box: Box) -> None:
+    box.start("--nproc-per-node", "2", box.script(TRACKED))
+    words = "step 5 of a script that logs through Accelerate"
+    seen = box.until_status(words, lambda found: found["state"] == "FAILED" or (found["step"] or -1) >= 5, LONG_S)
+    assert seen["state"] == "RUNNING", box.told()
+    assert seen["total_steps"] == 100_000 and seen["loss"] is not None, seen
+    told = json.loads(box.gangrun("checkpoint", "--json", "--runs-dir", str(box.runs)).stdout)
+    saved = box.work / f"saved-{told['step']}"
+    box.until(lambda: len(list(saved.glob("told-*"))) == 2, f"a save of both ranks in {saved}")
+    box.interrupt(deadline_s=60)
+    assert len(list(box.work.glob("saved-*"))) == 2, "one when asked, one before the stop"

@@ -101,8 +101,17 @@ def test_without_gangrun_the_callback_does_nothing(tmp_path: Path, monkeypatch: 
 
 def test_accelerate_reports_what_a_script_logs_and_tells_what_is_asked(slot: ProgressPage) -> None:
     from accelerate import Accelerator  # type: ignore[import-untyped]
+    from accelerate.tracking import GeneralTracker  # type: ignore[import-untyped]
 
-    accelerator = Accelerator(cpu=True, log_with=gangrun.AccelerateTracker())
+    class Other(GeneralTracker):  # type: ignore[misc]
+        name, requires_logging_directory, tracker = "other", False, None
+
+        def log(self, values: dict[str, Any], step: int | None = None, **more: Any) -> None:
+            others.append((values, step, more))
+
+    others: list[Any] = []
+    accelerator = Accelerator(cpu=True, log_with=Other())
+    tracker = gangrun.AccelerateTracker(accelerator)
     accelerator.init_trackers("run", config={"max_train_steps": 100, "lr": 0.1})
     accelerator.log({"lr": 0.1})
     assert slot.read().step == -1
@@ -110,11 +119,12 @@ def test_accelerate_reports_what_a_script_logs_and_tells_what_is_asked(slot: Pro
     read = slot.read()
     assert (read.step, read.loss, read.total_steps) == (3, 2.5, 100)
     assert read.grad_norm is not None and read.grad_norm != read.grad_norm
-    tracker = accelerator.get_tracker("gangrun")
     assert not tracker.asked.checkpoint
     slot.ask(STOP)
-    accelerator.log({"loss": 2.0}, step=4)
+    accelerator.log({"loss": 2.0}, 4, {"other": {"commit": False}})
     assert tracker.asked.checkpoint and tracker.asked.stop
+    assert others[0] == ({"lr": 0.1}, None, {}), "the script's own trackers get what they got before"
+    assert others[-1] == ({"loss": 2.0}, 4, {"commit": False})
     accelerator.end_training()
 
 
@@ -213,7 +223,6 @@ def test_torchtitan_reports_saves_and_stops(slot: ProgressPage) -> None:
     ("module", "name", "package", "base"),
     [
         ("hugging_face", "HuggingFaceCallback", "transformers", "TrainerCallback"),
-        ("hugging_face", "AccelerateTracker", "accelerate", "GeneralTracker"),
         ("trainers", "LightningCallback", "lightning", "Callback"),
     ],
 )

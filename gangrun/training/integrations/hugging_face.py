@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer, and Accelerate, which it needs."""
+"""The Hugging Face Trainer, and Accelerate."""
 
 from __future__ import annotations
 
@@ -11,17 +11,11 @@ from gangrun.training.step import NOTHING, Requests
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
-
-    GeneralTracker = object
 else:
     try:
         from transformers import TrainerCallback
     except ImportError:
         TrainerCallback = object
-    try:
-        from accelerate.tracking import GeneralTracker
-    except ImportError:
-        GeneralTracker = object
 
 
 class HuggingFaceCallback(TrainerCallback):
@@ -67,45 +61,42 @@ class HuggingFaceCallback(TrainerCallback):
         progress.checkpoint_saved()
 
 
-class AccelerateTracker(GeneralTracker):
+class AccelerateTracker:
     """Reports what a script logs through Accelerate, and tells it what gangrun asks.
 
-        accelerator = Accelerator(log_with=gangrun.AccelerateTracker())
+        accelerator = Accelerator(log_with="tensorboard", project_dir="out")
+        tracker = gangrun.AccelerateTracker(accelerator)
         accelerator.init_trackers("run")
         ...
         accelerator.log({"loss": loss}, step=step)
-        if accelerator.get_tracker("gangrun").asked.checkpoint:
+        if tracker.asked.checkpoint:
             accelerator.save_state()
 
-    Each rank must log each step. Log a number that you have anyway: a tensor on a GPU makes the call wait for the GPU.
+    Each rank must make it and log each step, outside ``if accelerator.is_main_process``. Accelerate calls its own
+    trackers on the main process alone, so this one wraps ``accelerator.log`` and ``accelerator.init_trackers``
+    instead; they do what they did before. Log a number that you have anyway: a tensor on a GPU makes the call wait for
+    the GPU.
 
-    Raises:
-        ImportError: accelerate is not installed.
+    Args:
+        accelerator: An ``accelerate.Accelerator``; it needs no other tracker.
     """
 
-    name = "gangrun"
-    requires_logging_directory = False
-    main_process_only = False  # each rank reports
-
-    def __init__(self) -> None:
-        if GeneralTracker is object:
-            raise missing("AccelerateTracker", "accelerate")
-        super().__init__()
+    def __init__(self, accelerator: Any) -> None:
         self.asked: Requests = NOTHING  # after the step that was logged last
+        self._log, self._init_trackers = accelerator.log, accelerator.init_trackers
+        accelerator.log, accelerator.init_trackers = self.log, self.init_trackers
 
-    @property
-    def tracker(self) -> AccelerateTracker:
-        """Accelerate asks for it."""
-        return self
-
-    def store_init_configuration(self, values: Mapping[str, Any]) -> None:
+    def init_trackers(self, project_name: str, config: Mapping[str, Any] | None = None, *rest: Any, **more: Any) -> Any:
         """The end, if the script's configuration names it."""
-        total = next((values[name] for name in ("max_train_steps", "max_steps", "total_steps") if name in values), None)
+        names = ("max_train_steps", "max_steps", "total_steps")
+        total = next((config[name] for name in names if name in config), None) if config else None
         if isinstance(total, int):
             progress.report_figures(total_steps=total)
+        return self._init_trackers(project_name, config, *rest, **more)
 
-    def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
+    def log(self, values: Mapping[str, Any], step: int | None = None, *rest: Any, **more: Any) -> Any:
         """What the script logs; without ``step`` only figures."""
         progress.report_logged(values)
         if step is not None:
             self.asked = progress.step(step)
+        return self._log(values, step, *rest, **more)

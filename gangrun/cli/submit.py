@@ -72,16 +72,17 @@ def _script(words: tuple[str, ...]) -> SlurmScript | None:
 
 def _from_script(ctx: click.Context, script: SlurmScript, arguments: tuple[str, ...]) -> ResolvedRequest:
     """The #SBATCH lines, then the options of the script's ``gangrun run`` line, then what was typed: the last wins."""
-    from gangrun.config.slurm_script import option_value, plain_value, refuse_unclear, script_run, spares_of
+    from gangrun.config.slurm_script import option_value, plain_value, refuse_unclear, script_run, spares_of, spread
 
     asked = script_run(script, arguments)
     for note in asked.notes:
         click.echo("gangrun: " + clean(note), err=True)
-    known = (plain_value(script, word, all_variables()) for word in asked.words)
-    shown = [word if value is None else value for word, value in zip(asked.words, known, strict=True)]
+    own = spread(script, asked.words, all_variables())
+    known = (plain_value(script, word, all_variables()) for word in own)
+    shown = [word if value is None else value for word, value in zip(own, known, strict=True)]
     read, _, _ = run.make_parser(click.Context(run, **CONTEXT)).parse_args(list(shown))
-    count = len(asked.words) - len(read.get("words", ()))
-    line = [option_value(script, word, all_variables()) for word in asked.words[:count]]
+    count = len(own) - len(read.get("words", ()))
+    line = [option_value(script, word, all_variables()) for word in own[:count]]
     typed = ctx.meta[TYPED][: -1 - len(arguments)]
     words = [
         *asked.options,
@@ -93,7 +94,7 @@ def _from_script(ctx: click.Context, script: SlurmScript, arguments: tuple[str, 
     whole = submit.make_context("submit", words, parent=ctx.parent)
     refuse_unclear(script, whole.params["checkpoint_dir"])
     return request_of(
-        whole, whole.params, SUBMIT_SETTINGS, submits=True, body=asked.setup, raw_words=asked.words[count:]
+        whole, whole.params, SUBMIT_SETTINGS, submits=True, body=asked.setup, raw_words=tuple(own[count:])
     )
 
 

@@ -22,11 +22,13 @@ from gangrun.config.slurm_script import (
     SlurmScript,
     lines_after,
     literal,
+    names_script,
     plain_value,
     ranks_per_node,
     run_words,
     sbatch_words,
     split_words,
+    spread,
 )
 from gangrun.errors import UserError
 
@@ -238,7 +240,8 @@ def _torchrun(
     script: SlurmScript, launch: _Launch, words: list[str], variables: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
     at = next(at for at, word in enumerate(words) if not re.fullmatch(r".*python[0-9.]*|-u|-O|-m", word))
-    given, command = option_words("torchrun", {**TORCHRUN, "use-env": ""}, tuple(words[at + 1 :]))
+    own = spread(script, words[at + 1 :], variables)
+    given, command = option_words("torchrun", {**TORCHRUN, "use-env": ""}, tuple(own))
     meanings = {TORCHRUN.get(spelled, "") for spelled in given}
     asked = str(given.pop("nproc-per-node", "1"))
     options = []
@@ -265,8 +268,8 @@ def _without_peers(script: SlurmScript, launch: _Launch, words: list[str], varia
     """A launcher that gangrun asks for its meaning, without what only its own peers need; its options written out."""
     kept: list[str] = []
     left: list[str] = []
-    at = 0
-    while at < len(words) and not (kept and words[at].endswith(".py")):
+    words, at = spread(script, words, variables), 0
+    while at < len(words) and not names_script(kept):
         word = words[at]
         name = word.lstrip("-").partition("=")[0].replace("-", "_")
         if word.startswith("--") and name in _PEERS:

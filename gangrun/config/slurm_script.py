@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from gangrun.config.slurm_options import SBATCH_REFUSED
 from gangrun.errors import UserError
 
 SIZE_MAX_BYTES = 1 << 20
+SPREAD_MAX_COUNT = 1000  # a variable that holds itself ends there
 # What bash reads when it is started as by a login.
 LOGIN = """[ ! -r /etc/profile ] || . /etc/profile
 for gangrun_file in ~/.bash_profile ~/.bash_login ~/.profile; do
@@ -248,6 +249,55 @@ def plain_value(script: SlurmScript, word: str, variables: Mapping[str, str], de
 
     filled = re.sub(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))", known, word, flags=re.ASCII)
     return None if missing or re.search(r"[$`]", filled) else filled.replace('"', "")
+
+
+def spread(script: SlurmScript, words: Iterable[str], variables: Mapping[str, str]) -> list[str]:
+    """The words of a launch line as the shell splits its variables, up to the training script.
+
+    An unquoted variable or an array that holds several words becomes those, if the script sets it once. What follows
+    the training script stays as it is: the job's shell reads that.
+    """
+    left, done = list(words), list[str]()
+    for _ in range(SPREAD_MAX_COUNT):
+        if not left or names_script(done):
+            break
+        held = _several(script, left[0], variables)
+        if held is None or len(held) == 1:
+            done.append(left.pop(0))
+        else:
+            left[:1] = held
+    return [*done, *left]
+
+
+def names_script(words: Sequence[str]) -> bool:
+    """Do these words of a launch line end with the training script: a .py file, or a module after ``-m``?"""
+    first, option, last = ("", "", "", *words)[-3:]
+    starts_python = re.fullmatch(r"python[0-9.]*", Path(first).name) is not None  # its module may be a launcher
+    return last.endswith(".py") or (option in ("-m", "--module") and last[:1] not in '-$"' and not starts_python)
+
+
+def _several(script: SlurmScript, word: str, variables: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The words that an unquoted variable or an array holds; None for any other word, and if only the job can tell."""
+    array = re.fullmatch(r'("?)\$\{([A-Za-z_]\w*)\[@\]\}\1', word, flags=re.ASCII)
+    match = array or re.fullmatch(r"(\$)\{?([A-Za-z_]\w*)\}?", word, flags=re.ASCII)
+    if match is None:
+        return None
+    name = match.group(2)
+    sets = re.findall(rf"^(?:.*[\s;])?{name}(\+?=.?)", script.text, flags=re.MULTILINE)
+    if not sets and not array and not name.startswith("SLURM_") and name in variables:
+        return tuple(map(shlex.quote, variables[name].split()))
+    if len(sets) != 1 or (sets[0] == "=(") != bool(array):
+        return None
+    if array:
+        found = re.search(rf"^(?:.*[\s;])?{name}=\(([^()]*)\)", script.text, flags=re.MULTILINE)
+        lines = re.sub(r"\\\n", " ", found.group(1)).splitlines() if found else ["$("]
+    else:
+        value = next((one for line in script.lines for one in line.words if one.startswith(f"{name}=")), "=$(")
+        value = value.partition("=")[2]
+        quoted = value[:1] in ("'", '"') and value[-1:] == value[:1]
+        lines = [re.sub(r"\\\n[ \t]*", " ", value[1:-1] if quoted else value).strip()]
+    pairs = [split_words(line) for line in lines]
+    return None if any(rest for _, rest in pairs) else tuple(word for words, _ in pairs for word in words)
 
 
 def option_value(script: SlurmScript, word: str, variables: Mapping[str, str]) -> str:

@@ -77,6 +77,54 @@ def test_the_line_outweighs_its_script_and_what_is_typed_outweighs_both(tmp_path
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
+    ("lines", "line", "command"),
+    [
+        (
+            ['ARGS="--num_processes 4 --machine_rank $SLURM_PROCID"', "srun accelerate launch $ARGS a.py --x $Y"],
+            "accelerate launch --num_processes 4 a.py --x $Y",
+            "python a.py --x $Y",
+        ),
+        (
+            ['ARGS="--nproc_per_node 4 --nnodes 2"', "srun torchrun $ARGS a.py $ARGS"],
+            "--nproc-per-node 4 a.py $ARGS",
+            "python a.py $ARGS",
+        ),
+        (
+            ["N=4", "ARGS=(", "  --nproc_per_node $N  # ranks", ")", 'srun torchrun ${ARGS[@]} a.py "${ARGS[@]}"'],
+            '--nproc-per-node 4 a.py "${ARGS[@]}"',
+            'python a.py "${ARGS[@]}"',
+        ),
+        (
+            ['ARGS="a.py --lr 0.1"', "deepspeed --num_gpus 8 --no_local_rank $ARGS"],
+            "deepspeed --num_gpus 8 --no_local_rank a.py --lr 0.1",
+            "python a.py --lr 0.1",
+        ),
+        (
+            ['ARGS="--lr 0.1 --name $SLURM_JOB_ID"', "deepspeed --no_local_rank --module trainer $ARGS"],
+            "deepspeed --no_local_rank --module trainer $ARGS",
+            "python -m trainer $ARGS",
+        ),
+    ],
+)
+def test_a_variable_of_several_words_is_several_words(
+    lines: list[str], line: str, command: str, tmp_path: Path
+) -> None:
+    made = gangrun("convert", script_of(tmp_path, *lines).name, where=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.splitlines()[-1] == f"gangrun run {line}"
+    (tmp_path / "train.sbatch").write_text(made.stdout)
+    assert submitted(tmp_path / "train.sbatch").endswith(f"-- {command}\n")
+
+
+@pytest.mark.processes
+def test_options_and_command_of_the_gangrun_run_line_may_be_variables(tmp_path: Path) -> None:
+    lines = ('ARGS="-q --nproc-per-node 2"', 'SCRIPT="a.py --lr 0.1"', "gangrun run $ARGS torchrun $SCRIPT $LATER")
+    script = script_of(tmp_path, *lines)
+    assert submitted(script).endswith("-- python a.py --lr 0.1 $LATER\n")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
     ("lines", "said"),
     [
         (["srun python train.py"], "train.sbatch has no gangrun run line to submit\n  gangrun convert"),

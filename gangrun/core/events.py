@@ -265,11 +265,16 @@ class StacksTaken:
 
 @dataclass(frozen=True, slots=True)
 class GangStopped:
-    """No rank of ``attempt`` lives. ``presumed``: (node, by which rule) where no report said so."""
+    """No rank of ``attempt`` lives. ``presumed``: (node, by which rule) where no report said so.
+
+    ``overdue``: ranks that were killed because they had not ended ``grace_s`` after SIGTERM.
+    """
 
     attempt: int
     presumed: tuple[tuple[str, str], ...] = ()
     leftovers: tuple[str, ...] = ()
+    overdue: tuple[int, ...] = ()
+    grace_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -415,6 +415,8 @@ class StopCall(NodeCall):
         self._answered: set[str] = set()
         self._presumed: dict[str, str] = {}
         self._leftovers: list[str] = []
+        self._overdue: set[int] = set()  # ranks that were killed since their grace was over
+        self._grace_s = 0.0
         self._timed_out: set[str] = set()
         self._lost_at: dict[str, float] = {}
         self._ask_again: dict[str, float] = {}
@@ -452,7 +454,11 @@ class StopCall(NodeCall):
 
     def _take(self, node: str, result: CommandResult, now: float) -> list[Event]:
         """Nothing is left there, or it cannot be killed."""
-        leftovers = result.answer.leftovers if isinstance(result.answer, StopAnswer) else ()
+        leftovers: tuple[str, ...] = ()
+        if isinstance(result.answer, StopAnswer):
+            leftovers = result.answer.leftovers
+            self._overdue.update(result.answer.overdue)
+            self._grace_s = max(self._grace_s, result.answer.grace_s)
         if result.ok:
             self._waiting.discard(node)
             self._answered.add(node)
@@ -491,7 +497,8 @@ class StopCall(NodeCall):
         return []
 
     def _stopped(self) -> GangStopped:
-        return GangStopped(self.attempt, tuple(sorted(self._presumed.items())), tuple(self._leftovers))
+        presumed, overdue = tuple(sorted(self._presumed.items())), tuple(sorted(self._overdue))
+        return GangStopped(self.attempt, presumed, tuple(self._leftovers), overdue, self._grace_s)
 
     def _presume(self, node: str, rule: str) -> None:
         self._waiting.discard(node)

@@ -130,9 +130,14 @@ class StartAnswer(_Message, frozen=True, tag=True):
 
 
 class StopAnswer(_Message, frozen=True, tag=True):
-    """To ``Stop``: what is left, in words; the processes that cannot be killed if it failed."""
+    """To ``Stop``: what is left, in words; the processes that cannot be killed if it failed.
+
+    ``overdue``: ranks that were killed because they had not ended ``grace_s`` after SIGTERM.
+    """
 
     leftovers: tuple[str, ...]
+    overdue: tuple[int, ...] = ()
+    grace_s: float = 0.0
 
 
 class StacksAnswer(_Message, frozen=True, tag=True):

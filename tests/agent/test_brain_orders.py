@@ -263,6 +263,15 @@ def test_a_stop_is_answered_once_nothing_is_left():
     assert stage.brain.empty
 
 
+def test_ranks_that_had_to_be_killed_are_named_in_the_answer():
+    stage = Stage().follow().run(0)
+    stage.sup(stop(0))
+    stage.take()
+    stage.local(facts.RanksStopped(0, True, (), (0,), 2.0))
+    [result] = stage.only(CommandResult)
+    assert (result.ok, result.answer) == (True, StopAnswer((), (0,), 2.0))
+
+
 def test_what_cannot_be_killed_is_named():
     stage = Stage().follow().run(0)
     stage.sup(stop(0))

@@ -8,6 +8,7 @@ import pytest
 
 from gangrun.core.actions import SaveGang, StopGang, TakeStacks
 from gangrun.core.events import (
+    CancelRequested,
     DeadlinePassed,
     FindingRaised,
     FirstStepSeen,
@@ -320,3 +321,17 @@ def test_a_person_asks_for_a_checkpoint_while_ranks_train() -> None:
     life.on(SaveAnswered(0, "k", why="rank 1 ended before all ranks had saved"))
     life.says("no checkpoint was saved on request: rank 1 ended")
     life.ignored(SaveAnswered(1, "k", 7), "of attempt 1")
+
+
+def test_ranks_that_are_killed_because_they_do_not_end_in_time_are_named_where_they_could_have_saved() -> None:
+    life = Life().running()
+    life.on(CancelRequested("Ctrl-C"))
+    life.stopped(overdue=(1,), grace_s=90.0)
+    assert life.reason == "cancelled by Ctrl-C (rank 1 did not end within 1 min 30 s of SIGTERM and was killed)"
+    life = Life().running()
+    life.on(CancelRequested("Ctrl-C"))
+    life.stopped(overdue=(0, 1), grace_s=2.0, leftovers=("/dev/shm/psm_x",))
+    life.says("(left behind: /dev/shm/psm_x; ranks 0-1 did not end within 2 s of SIGTERM and were killed)")
+    life = Life().stopping()
+    life.stopped(overdue=(1,), grace_s=2.0)
+    assert "SIGTERM" not in life.reason, "after a failure ranks wait for each other, and their end tells nothing"

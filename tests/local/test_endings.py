@@ -42,6 +42,16 @@ def test_a_second_ctrl_c_does_not_wait_for_a_rank_that_will_not_stop(box: Box) -
     assert tuple(joined.get("addresses", ())) == addresses(), "texts of ranks may name its node by these"
 
 
+def test_ranks_that_are_killed_because_they_do_not_stop_in_time_are_named(box: Box) -> None:
+    ignores = "import signal\nif rank == 1: signal.signal(signal.SIGTERM, lambda *a: None)"
+    box.step(2, "--stop-grace", "1", steps=10_000, hook=ignores)
+    box.wait_for_step(5)
+    box.interrupt(deadline_s=60)
+    words = "cancelled by Ctrl-C (rank 1 did not end within 1 s of SIGTERM and was killed)"
+    assert words in box.err.read_text() + box.out.read_text()
+    assert box.status()["reason"] == words
+
+
 SAVES_AT_TERM = """
     import signal
     def saves(*_):

@@ -167,6 +167,20 @@ def test_what_cannot_be_killed_is_told_and_asked_again() -> None:
     assert loop.exit_code == 130 or loop.state.phase is Phase.CANCELLED
 
 
+def test_ranks_that_had_to_be_killed_are_told() -> None:
+    desk = Desk()
+    loop = desk.running()
+    for agent in desk.agents.values():
+        agent.obeys = False
+    cancel(desk)
+    for rank, agent in enumerate(desk.agents.values()):
+        agent.answer(agent.heard(Stop)[-1], True, "", StopAnswer((), (rank,), 2.0))
+    desk.turn_all()
+    assert loop.state.phase is Phase.CANCELLED
+    told = record(desk, "GangStopped")
+    assert (told["overdue"], told["grace_s"]) == ([0, 1], 2.0)
+
+
 def test_a_new_agent_on_the_node_is_asked_and_answers_for_it() -> None:
     desk = Desk()
     loop = desk.running()

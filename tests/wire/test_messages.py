@@ -68,6 +68,7 @@ SAMPLES: tuple[Message, ...] = (
     CommandResult("n1", "i", (3, 4), False, "no room"),
     CommandResult("n1", "i", (3, 4), True, answer=StartAnswer(29501, True)),
     CommandResult("n1", "i", (3, 4), True, answer=StopAnswer(("pid 7",))),
+    CommandResult("n1", "i", (3, 4), True, answer=StopAnswer((), (0, 3), 30.0)),
     CommandResult("n1", "i", (3, 4), True, answer=StacksAnswer((RankStack(0, "n1", "train.py:1 in f", "/s"),))),
     CommandResult("n1", "i", (3, 4), True, answer=CheckAnswer("4 products")),
     CommandResult("n1", "i", (3, 4), True, answer=SaveAnswer(40)),

@@ -101,12 +101,15 @@ class RankEnded:
 class RanksStopped:
     """``Stop`` ended: ok means that no rank of any attempt up to this one, nor a descendant, is left.
 
-    ``leftovers`` are in words; where not ok they name the processes that cannot be killed.
+    ``leftovers`` are in words; where not ok they name the processes that cannot be killed. ``overdue``: ranks that were
+    killed because they had not ended ``grace_s`` after SIGTERM.
     """
 
     attempt: int
     ok: bool
     leftovers: tuple[str, ...] = ()
+    overdue: tuple[int, ...] = ()
+    grace_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

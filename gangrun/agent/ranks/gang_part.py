@@ -445,7 +445,8 @@ class RankGang:
                 rank.told.wait(max(0.0, until - self._now()) if rank.ended.is_set() else 0.0)
             self._ladder = None
             alive = self._family.find([rank.proc for rank in ranks])
-            self._tell(facts.RanksStopped(command.attempt, not alive, leftovers))
+            overdue = tuple(sorted(ladder.overdue))
+            self._tell(facts.RanksStopped(command.attempt, not alive, leftovers, overdue, ladder.grace_s))
 
         threading.Thread(target=stop, name="stop ranks", daemon=True).start()
 

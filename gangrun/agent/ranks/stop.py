@@ -306,6 +306,8 @@ class StopLadder:
         self._came_from_ranks: dict[int, Proc] = {proc.pid: proc for proc in known}
         self._segments: set[str] = set()
         self._locks = dict(locks)
+        self.overdue: list[int] = []  # ranks that had not ended after the grace, though they could
+        self.grace_s = 0.0  # what they got
         self.unlocked: tuple[str, ...] = ()  # once all are dead: locks of theirs that were removed
 
     def hurry(self) -> None:
@@ -390,7 +392,7 @@ class StopLadder:
         for target in alive:
             target.slot.ask(StepRequest.STOP | StepRequest.STOP_AFTER_STEP)
             self._send_term(target)
-        until = self._now() + grace_s
+        until, self.grace_s = self._now() + grace_s, grace_s
         waiting = list(alive)
         while waiting and self._now() < until and not self._hurried.is_set():
             for target in list(waiting):
@@ -401,6 +403,8 @@ class StopLadder:
                     waiting.remove(target)
             if waiting:
                 waiting[0].ended.wait(POLL_S)
+        if grace_s > 0 and not self._hurried.is_set():
+            self.overdue = [target.rank for target in waiting]
 
     def _send_term(self, target: WatchedRank) -> None:
         """To the rank alone: workers that die first would break a save. A wrapper passes nothing on: to its group."""

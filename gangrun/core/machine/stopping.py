@@ -48,11 +48,14 @@ from gangrun.core.machine.transitions import (
 )
 from gangrun.core.model import TERMINAL, After, Budget, NodeHealth, Outcome, Phase, RunState, TrainingTime
 from gangrun.core.nodes import planned_replacement, quarantine, roster
+from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import anomalies, budget, choose
+from gangrun.core.text import time_words
 
 ANSWER_SHARE = 0.5  # of the time until the nodes go; the rest is for the stop
 _ENDS_THE_RUN = {NoticeKind.CANCEL: "the scheduler", NoticeKind.UNKNOWN: "a signal"}  # by whom it is cancelled
+_LEFT_TIME = {After.CANCEL, After.TIME_UP, After.REQUEUE, After.RETURN, After.MOVE}  # no failure: a script could save
 STOP_ROUNDS_MAX = 3
 UNKILLABLE = "unkillable processes"
 FREE_STARTS_MAX = 20
@@ -75,9 +78,14 @@ def gang_stopped(state: RunState, event: GangStopped, now: float, policy: Policy
     """No rank lives: the next thing is due. What could not be cleaned away is said whatever that is."""
     state = _with_presumed(state, event)
     decision = _what_follows(replace(state, tries_count=0), now, policy)
-    if not event.leftovers:
+    told = [f"left behind: {', '.join(event.leftovers)}"] if event.leftovers else []
+    if event.overdue and state.underway.after in _LEFT_TIME:
+        ranks = f"rank{'s' * (len(event.overdue) > 1)} {fold(map(str, event.overdue)).strip('[]')}"
+        were = "were" if len(event.overdue) > 1 else "was"
+        told.append(f"{ranks} did not end within {time_words(event.grace_s)} of SIGTERM and {were} killed")
+    if not told:
         return decision
-    reason = f"{decision.reason} (left behind: {', '.join(event.leftovers)})"
+    reason = f"{decision.reason} ({'; '.join(told)})"
     return replace(decision, reason=reason, state=replace(decision.state, reason=reason))
 
 

@@ -19,7 +19,7 @@ from gangrun.runs.times import wall_now
 @click.command("cancel")
 @run_argument
 @click.option("--wait/--no-wait", "waits", default=True, help="Wait until all ranks have ended (default).")
-@click.option("--now", is_flag=True, help="Cancel running jobs at once, without an orderly stop.")
+@click.option("--now", is_flag=True, help="Kill ranks and cancel running jobs at once; nothing is saved.")
 @click.option(
     "--timeout", "timeout_s", type=TIME, help="Stop waiting after TIME (default the run's grace periods plus 30s)."
 )
@@ -36,12 +36,6 @@ def cancel(
     run. Without RUN the newest run that was started in this directory is meant, or the only one of them that is alive.
     """
     reading = read(find(run, runs_dir, steering=True, ending=True))
-    if now and reading.spec.world == "local":
-        raise UserError(
-            "usage",
-            "--now cancels jobs, and this run has no jobs",
-            "press Ctrl-C twice in the terminal of gangrun run to stop it at once",
-        )
     if run is None and not yes:
         named = f"{clean(reading.spec.run)} ({clean(reading.spec.name)})"
         if not asks():

@@ -3,7 +3,7 @@
 A SIGTERM may come from the scheduler, with every reason that a job can end for: then the owner asks whether the signal
 means the run. The first signal stops in order: the mark is written, the supervisor watches for it, and agents are told
 only if no supervisor heeds it. The second signal kills, unless it is SIGHUP: a terminal that is closed sends that, and
-nobody who closes one is in such a hurry.
+nobody who closes one is in such a hurry. SIGQUIT, which ``gangrun cancel --now`` sends, kills at once.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from gangrun.runs.follow import JournalReplay
 from gangrun.runs.rank_output import Wanted, tail_of
 from gangrun.runs.snapshot import read
 
+AT_ONCE = signal.SIGQUIT
 HEEDED_WITHIN_S = 15.0  # a takeover and more
 MARKED_WITHIN_S = 2.0  # a disk that takes longer stands still
 MARK_LOOK_EVERY_S = 0.1
@@ -95,7 +96,7 @@ class Cancelling:
         signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
         self._keep = wake_read, wake_write  # signals come until the process ends
         under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        for signum in (signal.SIGINT, signal.SIGTERM, *(() if under_nohup else (signal.SIGHUP,))):
+        for signum in (signal.SIGINT, signal.SIGTERM, AT_ONCE, *(() if under_nohup else (signal.SIGHUP,))):
             signal.signal(signum, lambda number, _frame: self.note(number))
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         return wake_read
@@ -138,12 +139,21 @@ class Cancelling:
     def _heed(self, name: str) -> None:
         if self.meant and name == "SIGHUP":
             return
-        if self.meant:
-            self.kill()
-            self.say(f"{name} again: killing all ranks")
+        if self.meant or name == AT_ONCE.name:
+            self._kill(name)
             return
         self.meant = True
         self._first(name)
+
+    def _kill(self, name: str) -> None:
+        words = f"{name} again"
+        if name == AT_ONCE.name:
+            words = f"{name} (gangrun cancel --now, or Ctrl-\\)"
+        if not self.meant:
+            self.meant = self.by_signal = True
+            self._begin_mark(name)
+        self.kill()
+        self.say(f"{words}: killing all ranks")
 
     def say_urgent(self) -> None:
         """What cannot wait until the journal tells it."""
@@ -154,11 +164,14 @@ class Cancelling:
         by = {"SIGINT": "Ctrl-C", "SIGHUP": "SIGHUP (the terminal was closed)"}.get(name, name)
         self.by_signal = name != "SIGINT"
         self._insist_at = self.clock.now() + HEEDED_WITHIN_S
+        self._begin_mark(by)
+        again = "Ctrl-C or SIGTERM" if name == "SIGHUP" else f"a second {by}"
+        self.say(f"{by}: stopping all ranks; {again} kills them")
+
+    def _begin_mark(self, by: str) -> None:
         self._marked_by = self.clock.now() + MARKED_WITHIN_S
         self._marking = threading.Thread(target=self._mark, args=(by,), name="cancel mark", daemon=True)
         self._marking.start()
-        again = "Ctrl-C or SIGTERM" if name == "SIGHUP" else f"a second {by}"
-        self.say(f"{by}: stopping all ranks; {again} kills them")
 
     def _mark(self, by: str) -> None:
         try:

@@ -57,10 +57,10 @@ class SignalResult(Enum):
     NOBODY = "nobody"
 
 
-def tell_owner(reading: RunSnapshot, *, again: bool = False) -> SignalResult:
-    """SIGTERM to the process that holds the run, if it lives on this host.
+def tell_owner(reading: RunSnapshot, *, again: bool = False, now: bool = False) -> SignalResult:
+    """SIGTERM to the process that holds the run, if it lives on this host; ``now``: the signal that kills at once.
 
-    Not ``again``: to the owner a second signal means "kill now", and whoever cancels twice only means to cancel.
+    Not ``again``: to the owner a second SIGTERM means "kill now", and whoever cancels twice only means to cancel.
     """
     owner = reading.owner
     if owner is None or reading.owner_alive is False:
@@ -70,7 +70,10 @@ def tell_owner(reading: RunSnapshot, *, again: bool = False) -> SignalResult:
     proc = processes.read_proc(owner.pid)
     if proc is None or proc.start_ticks != owner.start_ticks:
         return SignalResult.NOBODY
-    return SignalResult.TOLD if again or processes.kill(proc, signal.SIGTERM) else SignalResult.NOBODY
+    if again and not now:
+        return SignalResult.TOLD
+    told = processes.kill(proc, signal.SIGQUIT if now else signal.SIGTERM)
+    return SignalResult.TOLD if told else SignalResult.NOBODY
 
 
 def wait_for_end(paths: RunPaths, timeout_s: float | None, meanwhile: Callable[[], None] = lambda: None) -> RunSnapshot:
@@ -110,18 +113,21 @@ def cancel(
         from gangrun.launch.slurm_cancel import cancel_jobs
 
         return cancel_jobs(reading, timeout_s, grace_s, say, waits=waits, now=now)
-    told = tell_owner(reading, again=not first)
+    told = tell_owner(reading, again=not first, now=now)
     if told is SignalResult.NOBODY:
         words = "no process runs it, so nothing had to be stopped; it is marked as cancelled"
         return read(paths), f"{run}: {words}"
     if not waits:
         return reading, f"{run} is asked to stop{'' if first else ' (it was asked before)'}"
     if told is SignalResult.ELSEWHERE and reading.owner is not None:
-        say(f"the process that runs it is on {reading.owner.host} and will see the cancel; waiting")
+        orderly = "; --now kills only on that host, so ranks stop in order" if now else ""
+        say(f"the process that runs it is on {reading.owner.host} and will see the cancel{orderly}; waiting")
     last = wait_for_end(paths, grace_s if timeout_s is None else timeout_s)
     if last.ended:
         return last, f"{run} has ended"
     if is_abandoned(last, wall_now()):
+        if now:
+            return last, f"{run}: all ranks were killed; the run is cancelled"
         return last, f"{run}: the process that ran it is gone, and so are all ranks"
     hint = f"the cancel stays in force; gangrun status {run} shows what still runs"
     raise UserError("not yet", f"{run} has not ended yet", hint, UNKNOWN)

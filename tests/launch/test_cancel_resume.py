@@ -97,6 +97,22 @@ def test_a_process_that_only_has_the_owners_number_is_not_signalled(
     assert owner.poll() is None
 
 
+def test_cancel_now_sends_the_signal_that_kills_at_once_also_after_a_cancel(
+    runs: Path, gangrun: Call, owner: subprocess.Popen[bytes]
+) -> None:
+    story = Builder(runs).supervisor().up().owner(pid=owner.pid)
+    mark_cancelled(Disk(), story.paths, "eve", 0.0)
+    assert gangrun("cancel", "train", "--now", "--no-wait").code == 0
+    assert owner.wait(300) == -signal.SIGQUIT
+
+
+def test_cancel_now_of_a_run_on_another_host_says_that_ranks_stop_in_order(runs: Path, gangrun: Call) -> None:
+    Builder(runs).supervisor().up().owner(host="another-host")
+    said = gangrun("cancel", "train", "--now", "--timeout", "0.1")
+    assert said.code == 3
+    assert "--now kills only on that host" in said.err
+
+
 def test_cancel_of_a_run_that_nobody_holds_marks_it(runs: Path, gangrun: Call) -> None:
     story = Builder(runs).supervisor().up().owner()
     assert gangrun("cancel", "train").code == 0

@@ -126,6 +126,17 @@ def test_an_agent_has_left_before_the_owner_of_its_run_kills_what_is_left() -> N
     assert leaves_within_s < min(local.LETS_GO_WITHIN_S, slurm_job_owner.LETS_GO_WITHIN_S)
 
 
+def test_the_signal_that_kills_at_once_kills_and_marks(tmp_path: Path) -> None:
+    owner = Owner(tmp_path, lambda: "job 12 is requeued")
+    owner.gets(signal.SIGQUIT)
+    owner.says("SIGQUIT (gangrun cancel --now, or Ctrl-\\): killing all ranks")
+    until(owner.mark.exists, 10, "the mark")
+    owner.cancelling.keep_mark()
+    assert (owner.kills_count, owner.cancelling.code()) == (1, 143)
+    owner.gets(signal.SIGINT)
+    assert owner.kills_count == 2
+
+
 def test_a_closed_terminal_asks_once_and_hurries_nobody(tmp_path: Path) -> None:
     owner = Owner(tmp_path, None)
     for _ in range(3):

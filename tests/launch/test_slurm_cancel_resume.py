@@ -248,12 +248,6 @@ def test_a_run_without_a_job_is_marked(runs: Path, gangrun: Call, tools: Pretend
     assert gangrun("wait").code == 130
 
 
-def test_now_is_for_slurm(runs: Path, gangrun: Call) -> None:
-    story = Builder(runs).supervisor().up().owner()
-    assert gangrun("cancel", "train", "--now").code == 2
-    assert not story.paths.cancelled.exists()
-
-
 # ---- resume ----
 
 

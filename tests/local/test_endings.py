@@ -52,6 +52,17 @@ def test_ranks_that_are_killed_because_they_do_not_stop_in_time_are_named(box: B
     assert box.status()["reason"] == words
 
 
+def test_cancel_now_waits_for_no_rank(box: Box) -> None:
+    box.step(2, "--stop-grace", "600", steps=1000, hook="import signal\nsignal.signal(signal.SIGTERM, lambda *a: None)")
+    box.wait_for_step(5)
+    told = box.gangrun("cancel", "--now", "-y", "--runs-dir", str(box.runs))
+    assert box.end(60) == 130, box.told()
+    assert not box.left()
+    assert "CANCELLED" in told.stdout or "all ranks were killed; the run is cancelled" in told.stdout
+    assert box.status()["state"] == "CANCELLED"
+    assert "gangrun cancel --now, or Ctrl-\\): killing all ranks" in box.err.read_text()
+
+
 SAVES_AT_TERM = """
     import signal
     def saves(*_):

@@ -103,6 +103,13 @@ def test_every_message_comes_back_as_it_was(message: Message) -> None:
     assert wire.decode("r", wire.encode("r", message)) == message
 
 
+def test_an_envelope_in_another_order_or_of_an_older_version_is_read_as_well() -> None:
+    body = msgspec.Raw(msgspec.msgpack.encode(SAMPLES[0]))
+    assert wire.encode("r", SAMPLES[0]) == packed(v=wire.SCHEMA, run="r", body=body)
+    for data in (packed(body=body, run="r", v=wire.SCHEMA), packed(v=1, run="r", body=body)):
+        assert wire.decode("r", data) == SAMPLES[0]
+
+
 def packed(**envelope: Any) -> bytes:
     return msgspec.msgpack.encode(envelope)
 
@@ -118,6 +125,7 @@ def packed(**envelope: Any) -> bytes:
         (packed(v=1, run="r", body=[1, 2]), "not a message"),
         (packed(v=1, run="r"), "not a message"),
         (packed(v="1", run="r", body={}), "not a message"),
+        (wire.encode("r", SAMPLES[0]) + b"\x01", "not a message"),
         (b"", "not a message"),
         (b"\xc1", "not a message"),
         (wire.encode("r", SAMPLES[0])[:-1], "not a message"),
@@ -125,7 +133,7 @@ def packed(**envelope: Any) -> bytes:
         (b"\x83\xa1v\x01\xa3run\xa1r\xa4body" + b"\x91" * 200_000, "not a message"),
         (b"\x00" * (wire.SIZE_MAX_BYTES + 1), "more than a message may have"),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_what_is_no_message_for_us_is_dropped_with_the_reason(data: bytes, words: str) -> None:
     with pytest.raises(WireError, match=words):

@@ -24,7 +24,7 @@ from gangrun.core.events import RankExited, RankFinished
 from gangrun.core.evidence import ErrorReport, RankExit
 from gangrun.core.model import Phase, Shape
 from gangrun.core.policy import Policy
-from gangrun.ports import AgentSaid, Item, Woken
+from gangrun.ports import AgentsSaid, Item, Woken
 from gangrun.wire.messages import Ack, AgentEvent, Beat, Probe, ProbeResult, RankSample
 from tests.supervisor.desk import Desk, HandAgent
 from tests.supervisor.ports_in_memory import MemoryRadio
@@ -132,7 +132,7 @@ class Bench:
             tuple(told),
             agent.echo,
         )
-        self.box.append(AgentSaid(agent.node.encode(), said, boot))
+        self.box.append(AgentsSaid(((agent.node.encode(), said),), boot))
 
     def hiccup(self, number: int) -> float:
         """CPU seconds of a hiccup of two nodes of five, and until all are heard again."""
@@ -149,7 +149,8 @@ class Bench:
         """All beats of one second, and whatever else is due in it."""
         self.desk.clock.boot += 1.0
         for agent in self.agents:
-            self.box.append(AgentSaid(agent.node.encode(), agent.reading_beat(number), self.desk.clock.boot))
+            said = agent.node.encode(), agent.reading_beat(number)
+            self.box.append(AgentsSaid((said,), self.desk.clock.boot))
         self.box.append(Woken())
         return self.drain()
 

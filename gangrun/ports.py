@@ -6,7 +6,7 @@ blocks but ``Mailbox.next``: what takes time answers later, as an item in the ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,12 +58,11 @@ class Deposed:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentSaid:
-    """One decoded message of an authenticated agent; ``message`` is one of ``wire.messages.FromAgent``."""
+class AgentsSaid:
+    """Letters of authenticated agents in the order in which they came: who spoke, and a ``wire.messages.FromAgent``."""
 
-    peer: bytes
-    message: object
-    at: float | None = None  # ``Clock.now`` when it came in, which may be long before it is read; None: not known
+    letters: Iterable[tuple[bytes, object]]
+    at: float | None = None  # ``Clock.now`` when they came in, which may be long before they are read; None: not known
     all_until: float | None = None  # all that came in before this has been posted, and this is no later than ``at``
 
 
@@ -89,7 +88,7 @@ class VerifyAsked:
     over: Callable[[], bool]
 
 
-Item = Stamped | Stored | Withheld | StoreTrouble | Deposed | AgentSaid | VerifyAsked | Woken
+Item = Stamped | Stored | Withheld | StoreTrouble | Deposed | AgentsSaid | VerifyAsked | Woken
 
 
 class Mailbox(Protocol):
@@ -216,7 +215,7 @@ class Jobs(Protocol):
 
 
 __all__ = [
-    "AgentSaid",
+    "AgentsSaid",
     "Checkpoints",
     "Clock",
     "Deposed",

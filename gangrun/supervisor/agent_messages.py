@@ -29,7 +29,7 @@ from gangrun.core.model import Phase, RunState
 from gangrun.core.nodes import refilling
 from gangrun.core.policy import Timing
 from gangrun.core.protocol.takeover import candidates
-from gangrun.ports import AgentSaid, Radio
+from gangrun.ports import Radio
 from gangrun.supervisor.gang_commands import GangCommands
 from gangrun.supervisor.heartbeats import (
     Greeting,
@@ -127,14 +127,13 @@ class AgentMessages:
         self._beat_every_s = timing.beat_every_s
         self._fresh_s = FRESH_SHARE * timing.leader_lease_s
 
-    def open(self, letter: AgentSaid, now: float, came_at: float) -> None:
+    def open(self, peer: bytes, said: object, now: float, came_at: float) -> None:
         """One message of one agent, which may have waited in our own queue since ``came_at``."""
-        said = letter.message
         match said:
             case Beat():
                 self._beat(said, now, came_at)
             case Hello():
-                self._hello(said, letter.peer, now)
+                self._hello(said, peer, now)
             case CommandResult():
                 self._result(said, now)
             case ProbeResult():

@@ -30,7 +30,7 @@ from gangrun.core.model import Outcome, Phase, RunState
 from gangrun.core.policy import Policy
 from gangrun.core.versions import with_entries
 from gangrun.ports import (
-    AgentSaid,
+    AgentsSaid,
     Checkpoints,
     Clock,
     Deposed,
@@ -179,8 +179,12 @@ class Loop:
 
     def _take(self, item: Item, now: float) -> None:
         match item:
-            case AgentSaid():
-                self._messages.open(item, now, self._came_at(item, now))
+            case AgentsSaid():
+                came_at = self._came_at(item, now)
+                for peer, message in item.letters:
+                    self._messages.open(peer, message, now, came_at)
+                    if self.exit_code is not None:
+                        return
             case Stamped():
                 self._outside(item, now)
             case Stored():
@@ -203,14 +207,14 @@ class Loop:
                 else:
                     self._read_until = now
 
-    def _came_at(self, letter: AgentSaid, now: float) -> float:
-        """When it came in. Of a heap that grows the newest letter may be read before the oldest."""
-        if letter.at is None:
+    def _came_at(self, said: AgentsSaid, now: float) -> float:
+        """When these letters came in. Of a heap that grows the newest letter may be read before the oldest."""
+        if said.at is None:
             return now
-        came_at = self._read_until = min(now, self.run_clock.at(letter.at))
+        came_at = self._read_until = min(now, self.run_clock.at(said.at))
         self._behind_at = None
-        if letter.all_until is not None and letter.all_until < letter.at:
-            self._behind_at, self._read_until = now, min(came_at, self.run_clock.at(letter.all_until))
+        if said.all_until is not None and said.all_until < said.at:
+            self._behind_at, self._read_until = now, min(came_at, self.run_clock.at(said.all_until))
         return came_at
 
     def leave(self, why: str) -> None:

@@ -21,7 +21,7 @@ from gangrun.core.machine.transitions import is_unlaunched
 from gangrun.core.model import TERMINAL, Inventory, RunState, SavedProgress, StartStage
 from gangrun.core.policy import Policy, Timing
 from gangrun.core.protocol import lease
-from gangrun.ports import AgentSaid, Clock, History, Item, Radio, Terms
+from gangrun.ports import AgentsSaid, Clock, History, Item, Radio, Terms
 from gangrun.supervisor.heartbeats import Row
 from gangrun.supervisor.opening import Opening, RunClock, RunFacts
 from gangrun.wire import record as wire_record
@@ -105,8 +105,10 @@ class Greeter:
 
     def hear(self, item: Item, radio: Radio) -> None:
         """One item of mail, which stays in the mailbox."""
-        match item:
-            case AgentSaid(peer, Hello(job=self._job) as said) if self.term:
+        if not isinstance(item, AgentsSaid) or not self.term:
+            return
+        for peer, said in item.letters:
+            if isinstance(said, Hello) and said.job == self._job:
                 radio.bind_peer(said.node, peer)
                 radio.send(said.node, Welcome(self.term, said.node, reading=True))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -12,13 +14,20 @@ from gangrun.adapters.net.agent_net import AgentNet
 from gangrun.adapters.net.curve import KeyPair, new_key_pair
 from gangrun.adapters.net.router import QueueMailbox, RouterRadio
 from gangrun.adapters.net.sockets import client
-from gangrun.ports import AgentSaid, Woken
+from gangrun.ports import AgentsSaid
 from gangrun.wire.messages import Beat, Hello, PeerAddress
 
 RUN = "20261121-065001-k3f9"
 HOST = "127.0.0.1"
 KEYS = new_key_pair()
 NOWHERE = PeerAddress("nowhere", "tcp://127.0.0.1:9", "")
+
+
+class Letter(NamedTuple):
+    """What one agent said."""
+
+    peer: bytes
+    message: Any
 
 
 class Supervisor:
@@ -29,16 +38,26 @@ class Supervisor:
         self.mailbox = QueueMailbox(self.clock)
         self.radio = RouterRadio(RUN, keys.public, HOST, self.mailbox.post_many, self.clock.now)
         self.radio.start()
+        self._letters: deque[Letter] = deque()
 
-    def next(self, within_s: float = 60.0) -> AgentSaid:
-        """The next message; it must come."""
-        item = self.mailbox.next(self.clock.now() + within_s)
-        assert isinstance(item, AgentSaid), "nobody said anything"
-        return item
+    def next(self, within_s: float = 60.0) -> Letter:
+        """The next letter; one must come."""
+        assert self._comes(within_s), "nobody said anything"
+        return self._letters.popleft()
 
     def hears_nothing(self, for_s: float = 0.3) -> bool:
         """Whether nothing comes for so long."""
-        return isinstance(self.mailbox.next(self.clock.now() + for_s), Woken)
+        return not self._comes(for_s)
+
+    def _comes(self, within_s: float) -> bool:
+        """Whether there is one now, or comes one within so long."""
+        until = self.clock.now() + within_s
+        while not self._letters:
+            item = self.mailbox.next(until)
+            if not isinstance(item, AgentsSaid):
+                return False
+            self._letters.extend(Letter(peer, message) for peer, message in item.letters)
+        return True
 
 
 @contextmanager

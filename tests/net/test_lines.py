@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket as plain_socket
+from collections import Counter
 from time import monotonic
 
 import pytest
@@ -12,6 +13,7 @@ import zmq
 
 from gangrun.adapters.net.agent_net import AgentNet
 from gangrun.adapters.net.curve import new_key_pair
+from gangrun.adapters.net.router import Bundle
 from gangrun.adapters.net.sockets import client
 from gangrun.wire.messages import SIZE_MAX_BYTES, Ack, Hello, PeerAddress, Ping, Pong, Stop, Welcome, encode
 from tests.net.ends import HOST, KEYS, NOWHERE, RUN, agent, beat, dealer, hello, supervisor
@@ -71,6 +73,15 @@ def test_garbage_and_aliens_are_counted_and_dropped():
             "not an agent's message": 1,
             "wrong number of frames": 1,
         }
+
+
+def test_a_bundle_is_decoded_by_who_reads_it_and_counts_what_it_drops_once():
+    stats: Counter[str] = Counter()
+    bundle = Bundle(RUN, [(b"a", encode(RUN, hello())), (b"b", b"x"), (b"c", encode(RUN, Ack(1, 1, 1.0, 0)))], stats)
+    assert not stats, "nobody has read it"
+    for _ in range(2):
+        assert list(bundle) == [(b"a", hello())]
+        assert stats == {"not a message for us": 1, "not an agent's message": 1}
 
 
 def test_a_monstrous_message_costs_its_sender_the_line():

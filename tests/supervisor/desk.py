@@ -8,7 +8,7 @@ from typing import Any
 from gangrun.core.evidence import RankStack
 from gangrun.core.model import Shape
 from gangrun.core.policy import Policy
-from gangrun.ports import AgentSaid
+from gangrun.ports import AgentsSaid
 from gangrun.supervisor.loop import Loop
 from gangrun.supervisor.opening import RunFacts
 from gangrun.supervisor.takeover import take
@@ -67,7 +67,7 @@ class HandAgent:
     next_beat: float = 0.0
 
     def post(self, message: Any) -> None:
-        self.desk.mailbox.post(AgentSaid(f"{self.node}/{self.incarnation}".encode(), message))
+        self.desk.mailbox.post(AgentsSaid(((f"{self.node}/{self.incarnation}".encode(), message),)))
 
     def hello(self, **changes: Any) -> None:
         said = Hello(

@@ -14,7 +14,7 @@ from gangrun.core.events import AgentJoined, CancelRequested, FlushDue, RankFini
 from gangrun.core.evidence import StateFigures
 from gangrun.core.model import Outcome, Phase, RunState, SavedProgress, Shape
 from gangrun.core.policy import Policy
-from gangrun.ports import StoreTrouble
+from gangrun.ports import AgentsSaid, StoreTrouble
 from gangrun.supervisor.heartbeats import Row
 from gangrun.supervisor.opening import EXIT_DEPOSED, RunFacts
 from gangrun.supervisor.progress import NEVER, PATIENT_BEATS, UNSEEN_BEATS, CheckpointPolling, GangProgress
@@ -249,6 +249,26 @@ def test_an_agent_that_knows_a_newer_term_deposes(said: str) -> None:
     getattr(desk.agents["n1"], said)(term_max=2)
     desk.turn_all()
     assert loop.exit_code == EXIT_DEPOSED and len(desk.radio.sent) == sent
+
+
+def test_a_bundle_of_letters_is_one_turn_and_nothing_of_it_counts_after_one_that_deposes() -> None:
+    desk = Desk()
+    loop = desk.running()
+
+    def bundle(**changes: object) -> None:
+        for agent in desk.agents.values():
+            agent.beat(**changes)
+        said = [letter for item in desk.mailbox.items if isinstance(item, AgentsSaid) for letter in item.letters]
+        desk.mailbox.items.clear()
+        desk.mailbox.post(AgentsSaid(said))
+
+    acked = {name: len(agent.acks) for name, agent in desk.agents.items()}
+    bundle()
+    assert loop.turn()
+    assert {name: len(agent.acks) for name, agent in desk.agents.items()} == {name: n + 1 for name, n in acked.items()}
+    bundle(term_max=2)
+    assert not loop.turn() and loop.exit_code == EXIT_DEPOSED
+    assert sum("leaves" in line for line in desk.says) == 1
 
 
 def test_trouble_is_said_once() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gangrun.core.model import Phase
 from gangrun.core.policy import Policy
-from gangrun.ports import AgentSaid
+from gangrun.ports import AgentsSaid
 from gangrun.wire.messages import Beat, Probe, ProbeResult
 from tests.supervisor.desk import Desk
 
@@ -288,7 +288,7 @@ def test_a_queue_that_is_never_empty_makes_nobody_silent_and_hides_nobody(speaks
         agent.seq += 1
         echo = loop.run_clock.at(began + max(0.0, came_s - 1.0))
         said = Beat(agent.node, "i1", agent.seq, began + came_s, 0, 0, False, echo=echo)
-        desk.mailbox.post(AgentSaid(agent.node.encode(), said, began + came_s))
+        desk.mailbox.post(AgentsSaid(((agent.node.encode(), said),), began + came_s))
     while len(desk.mailbox.items) > 1:
         desk.clock.boot += 8.0 / len(waiting)
         loop.turn()
@@ -306,7 +306,7 @@ def test_letters_that_lie_unread_make_nobody_silent_until_no_more_of_them_come()
     def read_of_a_heap() -> None:
         n1.seq += 1
         said = Beat("n1", "i1", n1.seq, desk.clock.boot, 0, 0, False, echo=loop.run_clock.at(desk.clock.boot))
-        desk.mailbox.post(AgentSaid(b"n1", said, desk.clock.boot, heap_since))
+        desk.mailbox.post(AgentsSaid(((b"n1", said),), desk.clock.boot, heap_since))
         loop.turn()
 
     heap_since = desk.clock.boot

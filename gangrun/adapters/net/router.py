@@ -1,8 +1,8 @@
 """The supervisor's end: one CURVE ROUTER with a key of its own for this term, and the mailbox that its loop waits at.
 
-A thread owns the sockets; it decodes, counts what it drops, and posts the rest in batches. ``send`` may be called from
-any thread and never blocks: if a peer is unknown or does not drain its queue, the message is dropped and counted, since
-everything is said again until it is answered.
+A thread owns the sockets and posts what comes in bundles, unread: the loop is woken once for a bundle, and decodes it.
+``send`` may be called from any thread and never blocks: if a peer is unknown or does not drain its queue, the message
+is dropped and counted, since everything is said again until it is answered.
 """
 
 from __future__ import annotations
@@ -10,25 +10,51 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 
 import zmq
 
 from gangrun.adapters.net.curve import Gate, new_key_pair
 from gangrun.adapters.net.sockets import decoded, raise_nofile, server
-from gangrun.ports import AgentSaid, Clock, Item, Woken
+from gangrun.ports import AgentsSaid, Clock, Item, Woken
 from gangrun.wire.messages import FromAgent, Message, encode
 
-BATCH_MAX_COUNT = 512
+HEARD_MAX_COUNT = 1024
+BUNDLE_MAX_COUNT = 128  # the loop does nothing else until it has dealt with one
 # From so many messages a second on, the thread lets some gather before it reads: each wake-up of it, of the loop and of
 # libzmq's thread costs as much as a few messages. An ack comes two such times later, which leases of seconds allow.
 CROWD_PER_S, GATHERS_MS = 200, 20
 CLOSE_WITHIN_S = 2.0
 
 
+class Bundle:
+    """Letters as they came. Who reads them first decodes them, and counts what is dropped."""
+
+    __slots__ = ("_letters", "_run", "_sealed", "_stats")
+
+    def __init__(self, run: str, sealed: Sequence[tuple[bytes, bytes]], stats: Counter[str]) -> None:
+        self._run, self._sealed, self._stats = run, sealed, stats
+        self._letters: list[tuple[bytes, FromAgent]] | None = None
+
+    def __iter__(self) -> Iterator[tuple[bytes, FromAgent]]:
+        if self._letters is None:
+            self._letters, self._sealed = self._opened(), ()
+        return iter(self._letters)
+
+    def _opened(self) -> list[tuple[bytes, FromAgent]]:
+        letters: list[tuple[bytes, FromAgent]] = []
+        for peer, data in self._sealed:
+            message = decoded(self._run, data, self._stats)
+            if isinstance(message, FromAgent):
+                letters.append((peer, message))
+            elif message is not None:
+                self._stats["not an agent's message"] += 1
+        return letters
+
+
 class RouterRadio:
-    """``ports.Radio``, and the source of ``AgentSaid``."""
+    """``ports.Radio``, and the source of ``AgentsSaid``."""
 
     def __init__(
         self, run: str, client_public: str, host: str, post: Callable[[Sequence[Item]], None], now: Callable[[], float]
@@ -131,25 +157,24 @@ class RouterRadio:
                 self.stats["peer gone"] += 1
 
     def _hear(self) -> None:
-        heard: list[tuple[bytes, FromAgent]] = []
-        now = self._now()
-        for _ in range(BATCH_MAX_COUNT):
+        heard: list[tuple[bytes, bytes]] = []
+        now, emptied_at = self._now(), self._emptied_at
+        for _ in range(HEARD_MAX_COUNT):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 self._emptied_at = now  # else what is left may have come long before what was read
                 break
-            if len(frames) != 2:
-                self.stats["wrong number of frames"] += 1
-                continue
-            message = decoded(self._run, frames[1], self.stats)
-            if message is None:
-                continue
-            if isinstance(message, FromAgent):
-                heard.append((frames[0], message))
+            if len(frames) == 2:
+                heard.append((frames[0], frames[1]))
             else:
-                self.stats["not an agent's message"] += 1
-        self._post([AgentSaid(peer, message, now, self._emptied_at) for peer, message in heard])
+                self.stats["wrong number of frames"] += 1
+        bundles: list[Item] = []
+        for at in range(0, len(heard), BUNDLE_MAX_COUNT):
+            bundle = Bundle(self._run, heard[at : at + BUNDLE_MAX_COUNT], self.stats)
+            is_last = at + BUNDLE_MAX_COUNT >= len(heard)
+            bundles.append(AgentsSaid(bundle, now, self._emptied_at if is_last else emptied_at))
+        self._post(bundles)
         self._count(len(heard), now)
 
     def _count(self, heard_count: int, now: float) -> None:

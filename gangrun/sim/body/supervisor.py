@@ -12,7 +12,7 @@ from collections.abc import Callable
 from gangrun.core.events import CancelRequested, Stamped
 from gangrun.core.protocol import takeover as rules
 from gangrun.node.speech import Voice
-from gangrun.ports import AgentSaid, Item, Woken
+from gangrun.ports import AgentsSaid, Item, Woken
 from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.body.checkpoints import SimCheckpoints
 from gangrun.sim.body.node import SimNode
@@ -288,7 +288,7 @@ class SimSupervisor(SupervisorBody):
             return
         peer = f"{line.agent.node.name}/{line.agent.incarnation}".encode()
         self._lines[peer] = line
-        said = AgentSaid(peer, message)
+        said = AgentsSaid(((peer, message),))
         if self.awake:
             self.greeter.hear(said, self)
         self.post(said)

@@ -161,15 +161,6 @@ def side_of(
         user_exclude=_names(submission.exclude),
     )  # fmt: skip
 
-    refills = None
-    if policy.refill_wait_s is not None:
-        resubmits = submission.requeue is Requeue.RESUBMIT
-        refills = SlurmRefills(
-            scheduler, batches.refill, run=paths.run, job_name=submission.job_name, post=mailbox.post, clock=clock,
-            cancelled=lambda: read_cancelled(disk, paths) is not None, say=say,
-            why_not="" if resubmits else "this run submits no jobs of its own",
-        )  # fmt: skip
-
     def lead_s(save_s: float) -> float:
         return policy.lead_s(save_s) + policy.stop_grace_s + LEAD_SLACK_S
 
@@ -182,6 +173,15 @@ def side_of(
         post=mailbox.post, clock=clock, say=say, nodes=roster,
         save_s=save_s,
     )  # fmt: skip
+
+    refills = None
+    if policy.refill_wait_s is not None:
+        resubmits = submission.requeue is Requeue.RESUBMIT
+        refills = SlurmRefills(
+            scheduler, batches.refill, run=paths.run, job_name=submission.job_name, post=mailbox.post, clock=clock,
+            cancelled=lambda: read_cancelled(disk, paths) is not None, say=say, job_left_s=watch.left_s,
+            why_not="" if resubmits else "this run submits no jobs of its own",
+        )  # fmt: skip
     watcher = AbsentWatch(paths, disk, claim.token, absent)
     return SlurmSide(paths, disk, clock, mailbox, claim, submission, scheduler, jobs, refills, watch, watcher, say)
 

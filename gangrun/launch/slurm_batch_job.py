@@ -99,13 +99,13 @@ class BatchJobs:
         note_job_id(self.paths, seq, job)
         return job
 
-    def refill(self, seq: int, number: int, exclude: Sequence[str]) -> str:
-        """Send refill ``number`` of job ``seq``; its job id."""
+    def refill(self, seq: int, number: int, exclude: Sequence[str], left_s: float | None) -> str:
+        """Send refill ``number`` of job ``seq``, which has ``left_s`` until its time limit; the refill's job id."""
         from gangrun.adapters.slurm.submission import submit
 
         arguments = ["--run-dir", str(self.paths.root), "--seq", str(seq), "--number", str(number)]
         command = own_command("gangrun.entry.slurm_refill", arguments, self.submission.python)
-        asked = refill_submission(self.submission)
+        asked = refill_submission(self.submission, left_s)
         return submit(asked, self.paths, seq, command, self.tools, exclude=exclude, hear=self.hear, refill=number)
 
 

@@ -5,6 +5,7 @@ The first job is submitted from it by ``gangrun submit``, every successor by the
 
 from __future__ import annotations
 
+import math
 import re
 from enum import Enum
 
@@ -77,14 +78,16 @@ def refill_of(found: str) -> tuple[str, int] | None:
     return (match["run"], int(match["number"])) if match else None
 
 
-def refill_submission(submission: Submission) -> Submission:
+def refill_submission(submission: Submission, left_s: float | None = None) -> Submission:
     """What is asked of Slurm for one node more: a job of another name, so that nobody takes it for a job of the run.
 
-    Nodes that the user named are in the run's own job.
+    Nodes that the user named are in the run's own job. ``left_s``: until that job's time limit, after which nobody
+    needs the node; Slurm finds a place for a short job sooner. None: not known.
     """
+    minutes = "" if left_s is None else str(max(1, math.ceil(left_s / 60)))
     return msgspec.structs.replace(
         submission, job_name=refill_name(submission.job_name), nodes_count=1, nodelist="", dependency="",
-        requeue=Requeue.RESUBMIT,
+        requeue=Requeue.RESUBMIT, time=minutes or submission.time,
     )  # fmt: skip
 
 

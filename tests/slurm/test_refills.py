@@ -45,7 +45,7 @@ def samples_trained_on(run: Run) -> list[int]:
 
 
 def test_a_job_holds_its_nodes_until_a_refill_brings_another(cluster: Cluster, run: Run) -> None:
-    told = run.step(3, 1, "--refill", "wait:5", steps=9999, every=5, hook=TWENTY_MORE)
+    told = run.step(3, 1, "--refill", "wait:5", "--time", "40", steps=9999, every=5, hook=TWENTY_MORE)
     run.wait_for_step(12)
     lost = lose_a_node(cluster, run)
     status = run.end(deadline_s=150)
@@ -60,6 +60,7 @@ def test_a_job_holds_its_nodes_until_a_refill_brings_another(cluster: Cluster, r
     assert refill["JobName"] == f"{main['JobName']}-refill"
     assert refill["Comment"].strip() == f"gr:{run.id}:0+1"
     assert set(unfold(refill["ExcNodeList"])) == before
+    assert "00:30:00" < refill["TimeLimit"] <= main["TimeLimit"] == "00:40:00"
     assert "asking the scheduler for 1 more node (refill 1)" in run.explain()
     cluster.declare_down(lost)
     assert cluster.wait_job(told["job"], "COMPLETED")["ExitCode"] == "0:0"

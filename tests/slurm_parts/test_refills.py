@@ -26,10 +26,11 @@ class World:
     """One supervisor's ``SlurmRefills``."""
 
     time: PretendTime = field(default_factory=PretendTime)
-    asked: list[tuple[int, int, tuple[str, ...]]] = field(default_factory=list)
+    asked: list[tuple[int, int, tuple[str, ...], float | None]] = field(default_factory=list)
     answers: list[Exception | Callable[[], object]] = field(default_factory=list)
     cancelled: bool = False
     why_not: str = ""
+    left_s: float | None = None
 
     def __post_init__(self) -> None:
         self.slurm = PretendSlurm(self.time)
@@ -37,10 +38,11 @@ class World:
         self.refills = SlurmRefills(
             SlurmScheduler(self.slurm), self.submit, run="r1", job_name="train.r1", post=lambda stamped: None,
             cancelled=lambda: self.cancelled, clock=self.time, why_not=self.why_not, wait=self.time.wait,
+            job_left_s=lambda: self.left_s,
         )  # fmt: skip
 
-    def submit(self, seq: int, number: int, exclude: Sequence[str]) -> str:
-        self.asked.append((seq, number, tuple(exclude)))
+    def submit(self, seq: int, number: int, exclude: Sequence[str], left_s: float | None) -> str:
+        self.asked.append((seq, number, tuple(exclude), left_s))
         if self.answers:
             answer = self.answers.pop(0)
             if isinstance(answer, Exception):
@@ -55,9 +57,9 @@ class World:
 
 
 def test_asked_for_once_and_watched_to_its_end() -> None:
-    world = World()
+    world = World(left_s=90.0)
     assert world.refills.turn(ASK) == [RefillQueued(2, "9", NOT_YET)]
-    assert world.asked == [(0, 2, ("n1", "n2"))]
+    assert world.asked == [(0, 2, ("n1", "n2"), 90.0)]
     job = world.slurm.jobs["9"]
     job.reason = "Resources"
     assert world.refills.turn(None) == [RefillQueued(2, "9", "Resources")]

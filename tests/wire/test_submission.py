@@ -111,5 +111,11 @@ def test_a_refill_is_one_node_under_a_name_and_a_comment_of_its_own() -> None:
         SUBMISSION.gres,
         SUBMISSION.partition,
     )
+    assert refill.time == SUBMISSION.time
     assert refill_of(refill_comment("r1", 3, 12)) == ("r1", 12)
     assert refill_of(comment("r1", 3)) is None
+
+
+@pytest.mark.parametrize(("left_s", "minutes"), [(7200.0, "120"), (61.0, "2"), (5.0, "1"), (-3.0, "1")])
+def test_a_refill_asks_for_no_more_time_than_the_runs_own_job_has_left(left_s: float, minutes: str) -> None:
+    assert refill_submission(SUBMISSION, left_s).time == minutes

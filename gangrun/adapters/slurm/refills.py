@@ -33,8 +33,11 @@ RefillOutcome = RefillQueued | RefillUnknown | RefillEnded
 class SubmitOneNode(Protocol):
     """``BatchJobs.refill``."""
 
-    def __call__(self, seq: int, number: int, exclude: Sequence[str]) -> str:
-        """The job id; ``SbatchRefused``: none was made; ``Unknown``: one may have been."""
+    def __call__(self, seq: int, number: int, exclude: Sequence[str], left_s: float | None) -> str:
+        """The job id; ``SbatchRefused``: none was made; ``Unknown``: one may have been.
+
+        ``left_s``: until the time limit of this supervisor's job; None: nothing ends it, or nobody knows when.
+        """
 
 
 @dataclass(slots=True)
@@ -59,14 +62,16 @@ class SlurmRefills(AskingThread[SubmitRefill | CancelRefill]):
         post: Callable[[Stamped], None],
         cancelled: Callable[[], bool],
         clock: Clock,
+        job_left_s: Callable[[], float | None],
         why_not: str = "",
         wait: Wait | None = None,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        """``why_not``: why none can be had, "" if one can."""
+        """``why_not``: why none can be had, "" if one can. ``job_left_s``: ``JobWatch.left_s``."""
         super().__init__("slurm-refills", wait)
         self._scheduler, self._submit, self._run, self._name = scheduler, submit, run, refill_name(job_name)
         self._post, self._cancelled, self._clock, self._why_not, self._say = post, cancelled, clock, why_not, say
+        self._job_left_s = job_left_s
         self._watched: dict[int, WatchedRefill] = {}
         self._ends = False  # all refills are being ended: another thread says so
 
@@ -119,7 +124,7 @@ class SlurmRefills(AskingThread[SubmitRefill | CancelRefill]):
                 return self._seen(number, found)
             if why_over := self._why_over():  # looking may have taken long
                 return RefillEnded(number, why_over, cancelled=True)
-            job = self._submit(action.seq, number, action.exclude)
+            job = self._submit(action.seq, number, action.exclude, self._job_left_s())
         except (SbatchRefused, Unfit, SchedulerRefused) as error:
             return RefillEnded(number, f"Slurm refused it: {error}")
         except (Unknown, SchedulerSilent, OSError) as error:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gangrun.training.checkpointer import CheckpointWarning as CheckpointWarning
     from gangrun.training.environment import ResumePoint as ResumePoint
     from gangrun.training.environment import resume_info as resume_info
+    from gangrun.training.replay import ReplayCheck as ReplayCheck
     from gangrun.training.sampler import DataStreams as DataStreams
     from gangrun.training.sampler import GlobalBatchSampler as GlobalBatchSampler
     from gangrun.training.state import CheckpointError as CheckpointError
@@ -35,6 +36,7 @@ _PUBLIC = {
     "LightningCallback": "gangrun.training.integrations.trainers",
     "torchtitan_hook": "gangrun.training.integrations.trainers",
     "Keep": "gangrun.core.checkpoints.retention",
+    "ReplayCheck": "gangrun.training.replay",
     "phase": "gangrun.training.step",
     "step": "gangrun.training.step",
     "resume_info": "gangrun.training.environment",
@@ -51,6 +53,7 @@ __all__ = [
     "HuggingFaceCallback",
     "Keep",
     "LightningCallback",
+    "ReplayCheck",
     "ResumePoint",
     "__version__",
     "phase",

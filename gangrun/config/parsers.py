@@ -218,7 +218,17 @@ def _choice(kind: str, words: tuple[str, ...]) -> Parser:
 savers = _choice("Savers", SAVERS)
 on_anomaly = _choice("OnAnomaly", ON_ANOMALY)
 on_slow_rank = _choice("OnSlowRank", ON_SLOW_RANK)
-sdc_check = _choice("SdcCheck", SDC_CHECK)
+
+
+def sdc_check(value: object) -> str:
+    """off, saves, or every=N with a number of steps."""
+    word = str(value).strip().lower()
+    every = re.fullmatch(r"every=0*([1-9]\d{0,8})", word)
+    if word not in SDC_CHECK and every is None:
+        raise BadValue(f"{value!r} is not one of off, saves, every=N (N: a number of steps)")
+    return word if every is None else f"every={every[1]}"
+
+
 data_checksums = _choice("OnDataChange", DATA_CHECKSUMS)
 
 

@@ -201,8 +201,8 @@ SETTINGS: tuple[Setting, ...] = (
         0, "policy.skip_batches_count", zero="none",
     ),
     Setting(
-        "sdc_check", ValueKind(parsers.sdc_check, "off|saves", "", parsers.SDC_CHECK), RECOVERY,
-        "Compare weights that ranks hold in copies, at each save",
+        "sdc_check", ValueKind(parsers.sdc_check, "off|saves|every=N", "", parsers.SDC_CHECK), RECOVERY,
+        "Compare copies of weights at each save; every=N also replays a batch every N steps",
         "off", "policy.sdc_check",
     ),
     Setting(

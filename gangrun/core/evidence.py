@@ -151,7 +151,9 @@ class AnomalyStop:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Ranks that hold copies of the same numbers compared them, and they differ; see ``recovery.self_checks``."""
+    """Ranks that hold copies of the same numbers compared them, or what they make of the same batch, and they differ;
+    see ``recovery.self_checks``.
+    """
 
     step: int  # of the save at which they were compared
     agreed_step: int  # of the newest save before it at which all agreed, or that all had loaded; -1: none
@@ -160,6 +162,7 @@ class Divergence:
     copies_count: int  # ranks that were compared
     agreeing_count: int  # the most of them that hold the same
     odd: tuple[int, ...] = ()  # ranks that do not; of two copies both; (): no majority tells them from the others
+    replayed: bool = False  # gradients of the same batch, not weights; ``step`` is that of the batch
 
 
 @dataclass(frozen=True, slots=True)

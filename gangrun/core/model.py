@@ -148,13 +148,6 @@ class OnSlowRank(str, Enum):
     MOVE = "move"
 
 
-class SdcCheck(str, Enum):
-    """What ranks that hold copies of the same numbers compare, in search of silent data corruption."""
-
-    OFF = "off"
-    SAVES = "saves"  # the weights and the optimizer's state, at each save
-
-
 class OnDataChange(str, Enum):
     """What is done about data that changed under a resumed run; OFF: nobody looks."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gangrun.core.model import OnAnomaly, OnDataChange, OnSlowRank, Savers, SdcCheck
+from gangrun.core.model import OnAnomaly, OnDataChange, OnSlowRank, Savers
 
 SETTLE_MAX_S = 10.0
 
@@ -105,7 +105,7 @@ class Policy:
     on_slow_rank: OnSlowRank = OnSlowRank.ALERT  # that slows all others down
     race_stragglers: bool = False  # moves it, and tells by its speed elsewhere whether its node was slow
     data_checksums: OnDataChange = OnDataChange.OFF  # are samples compared with those of the checkpoint
-    sdc_check: SdcCheck = SdcCheck.OFF  # what ranks compare that hold copies of the same weights
+    sdc_check: str = "off"  # "saves": ranks compare copies of the same weights at each save. "every=N": and replays
     skip_batches_count: int = 0  # global batches that are left out after a rollback
     replica_ranks_count: int = 0  # consecutive ranks that can complete a step without all others; 0: the whole gang
     saves_with: Savers | None = None  # who writes checkpoints; None: told by their format
@@ -128,6 +128,16 @@ class Policy:
     def save_within_s(self, measured_s: float = 0.0) -> float:
         """How long a save before a stop may take, if saves took ``measured_s`` lately; 0: nobody has measured any."""
         return max(self.checkpoint_grace_s, MEASURED_FACTOR * measured_s)
+
+    @property
+    def compares_saves(self) -> bool:
+        """Do ranks that hold copies of the same weights compare them at each save?"""
+        return self.sdc_check != "off"
+
+    @property
+    def replay_every_count(self) -> int:
+        """Every so many steps two ranks compute the same batch; 0: never."""
+        return int(self.sdc_check.partition("=")[2] or 0)
 
     def lead_s(self, measured_s: float = 0.0) -> float:
         """How long before a known end saving begins; the stop itself comes after it."""

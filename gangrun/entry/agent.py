@@ -38,7 +38,7 @@ from gangrun.agent.ranks.environment import GangSpec, inherited, shared_memory_r
 from gangrun.agent.ranks.gang_part import People, RankGang
 from gangrun.agent.surroundings import AgentEnd
 from gangrun.config import environment
-from gangrun.core.model import OnDataChange, SdcCheck
+from gangrun.core.model import OnDataChange
 from gangrun.core.nodeset import unfold
 from gangrun.entry.agent_health import AgentHealth, all_met
 from gangrun.entry.wiring import clock_of, disk_of, own_address, tell, tell_dropped, tell_loss, tell_output
@@ -134,7 +134,8 @@ def gang_of(spec: RunSpec, paths: RunPaths, node: str, terminal: str, health: Ag
         gpus=tuple if health is None else health.gpus,
         gpu_use=dict if health is None else health.take_use,
         hang_watch=spec.policy.hang.timeout_s != 0,
-        compares_saves=spec.policy.sdc_check is not SdcCheck.OFF,
+        compares_saves=spec.policy.compares_saves,
+        replay_every_count=spec.policy.replay_every_count,
         compares_data=spec.policy.data_checksums is not OnDataChange.OFF,
         trends=spec.policy.trends,
     )

@@ -72,6 +72,11 @@ def compares_saves() -> bool:
     return os.environ.get("GANGRUN_COMPARES_SAVES", "") == "1"
 
 
+def replay_every() -> int:
+    """Every so many steps two ranks compute the same batch (``--sdc-check every=N``); 0: never."""
+    return int(os.environ.get("GANGRUN_REPLAY_EVERY", "") or 0)
+
+
 def compares_data() -> bool:
     """Are samples compared with those of the checkpoint (``--data-checksums``)?"""
     return os.environ.get("GANGRUN_COMPARES_DATA", "") == "1"

@@ -83,6 +83,8 @@ def test_a_knobs_row_has_its_unit_and_default(name: str) -> None:
         assert default == str(value).lower()
     elif isinstance(value, Enum):
         assert default == value.value
+    elif isinstance(value, str):
+        assert default == value
     else:
         assert float(default) == value
     for ending, word in UNITS.items():

@@ -121,11 +121,12 @@ def test_a_config_that_is_not_there(home: Path, gangrun: Call) -> None:
     assert gangrun("config", "--config", "nowhere.toml", "--json").error["kind"] == "config"
 
 
-@pytest.mark.parametrize("text", ["on", "always", "every", ""])
+@pytest.mark.parametrize("text", ["on", "always", "every", "every=0", "every=ten", ""])
 def test_an_sdc_check_that_cannot_be_is_refused(home: Path, gangrun: Call, text: str) -> None:
-    assert [layered({"sdc_check": one}, {}, ())["sdc_check"].value for one in ("Saves", "off")] == ["saves", "off"]
+    known = {"Saves": "saves", "off": "off", "every=0100": "every=100"}
+    assert {one: layered({"sdc_check": one}, {}, ())["sdc_check"].value for one in known} == known
     said = gangrun("submit", "--dry-run", "--sdc-check", text, "true")
-    assert said.code == 2 and f"--sdc-check: {text!r} is not one of off, saves" in said.err, said.err
+    assert said.code == 2 and f"--sdc-check: {text!r} is not one of off, saves, every=N" in said.err, said.err
 
 
 @pytest.mark.parametrize("text", ["on", "rollback", ""])
@@ -268,7 +269,7 @@ def test_mistakes_in_a_profile_are_told(home: Path, gangrun: Call, text: str, wo
     assert (said.code, words in said.err) == (2, True), said.err
 
 
-@pytest.mark.parametrize("name", ["saves_with", "on_anomaly", "on_slow_rank", "sdc_check", "data_checksums"])
+@pytest.mark.parametrize("name", ["saves_with", "on_anomaly", "on_slow_rank", "data_checksums"])
 def test_the_words_of_a_choice_are_those_that_the_core_knows(name: str) -> None:
     """They stand twice, since --help does not import the core."""
     kind = next(row.kind for row in SETTINGS if row.name == name)

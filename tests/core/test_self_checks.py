@@ -10,7 +10,7 @@ from gangrun.core.evidence import DataChange, Divergence, SelfChecks
 from gangrun.core.model import OnDataChange, Outcome, Phase
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import self_checks
-from gangrun.core.recovery.self_checks import KEPT_MAX_COUNT, ODD_MAX_COUNT, vote
+from gangrun.core.recovery.self_checks import KEPT_MAX_COUNT, ODD_MAX_COUNT, vote, vote_of_ring
 from tests.core.life import Life, saved
 
 ODD = Divergence(40, 30, "layer.weight", 3, 4, 3, (2,))
@@ -57,6 +57,37 @@ def test_without_a_majority_or_with_very_many_odd_ones_nobody_is_named(sums: lis
 def test_as_many_as_may_break_are_named() -> None:
     found = voted(*((one,) for one in [0] * 99 + [1] * ODD_MAX_COUNT))
     assert found is not None and len(found.odd) == ODD_MAX_COUNT
+
+
+def ringed(count: int, *differing: int) -> tuple[tuple[int, ...], int, int]:
+    """Of a ring of ranks 10, 11, ...: the odd ones, of how many ranks, and how many of these agree."""
+    ring = range(10, 10 + count)
+    found = vote_of_ring(ring, differing, ["loss", "0.weight"], step=40, agreed_step=30)
+    assert found is not None
+    assert (found.step, found.agreed_step, found.name, found.tensors_count) == (40, 30, "loss", 2)
+    assert found.replayed
+    return found.odd, found.copies_count, found.agreeing_count
+
+
+def test_a_rank_that_differs_from_both_neighbours_in_the_ring_is_odd() -> None:
+    assert vote_of_ring((10, 11, 12), (), (), step=40, agreed_step=30) is None
+    assert ringed(3, 0, 1) == ((11,), 3, 2)
+    assert ringed(4, 3, 0) == ((10,), 4, 3)
+    assert ringed(9, 1, 2, 5, 6) == ((12, 16), 9, 7)
+    assert ringed(9, 1, 2, 3) == ((12, 13), 9, 7), "two that stand together"
+
+
+def test_two_neighbours_that_differ_are_as_two_copies() -> None:
+    assert ringed(2, 0) == ringed(2, 1) == ringed(2, 0, 1) == ((10, 11), 2, 1)
+    assert ringed(5, 2) == ((12, 13), 2, 1)
+    assert ringed(5, 4) == ((10, 14), 2, 1)
+
+
+def test_batches_that_come_out_differently_all_over_the_ring_name_nobody() -> None:
+    assert ringed(4, 0, 1, 2, 3) == ((), 4, 0)
+    assert ringed(8, 0, 4) == ((), 8, 8)
+    many = [place for number in range(ODD_MAX_COUNT + 1) for place in (3 * number, 3 * number + 1)]
+    assert ringed(99, *many) == ((), 99, 99 - ODD_MAX_COUNT - 1)
 
 
 # ---- what follows ----------------------------------------------------------------------------------------------------
@@ -111,6 +142,32 @@ def test_a_node_that_is_odd_twice_goes() -> None:
     life.stopped()
     life.says("n1 was suspected for the 2nd time, so it is blamed")
     assert set(life.state.health.excluded) == {"n1"}
+
+
+def test_who_computes_otherwise_is_told_as_that() -> None:
+    life = corrupted(Divergence(40, 30, "loss", 3, 4, 3, (2,), replayed=True))
+    life.says("silent corruption: rank 2 on n1 differs at step 40 from ranks that computed the same batches")
+    life.stopped()
+    life.says("they agreed at step 30", "the devices of n1 are tested first")
+    assert self_checks.past_words(life.state.divergences[0].divergence) == (
+        "rank 2 computed other numbers at step 40 than another rank for the same batch"
+    )
+    two = Divergence(40, 30, "loss", 3, 5, 3, (1, 2), replayed=True)
+    corrupted(two).says("rank 1 on n0 and rank 2 on n1 differ at step 40 from ranks that computed the same batches")
+
+
+def test_two_ranks_that_got_different_numbers_for_one_batch_are_both_suspected() -> None:
+    life = corrupted(Divergence(40, 30, "loss", 1, 2, 1, (0, 1), replayed=True))
+    life.says("rank 0 on n0 and rank 1 on n0 computed the same batch at step 40 and got different numbers")
+    assert life.phase is Phase.STOPPING
+
+
+def test_a_computation_that_is_not_deterministic_is_an_alert() -> None:
+    life = corrupted(Divergence(40, 30, "loss", 1, 4, 0, (), replayed=True))
+    assert (life.phase, life.actions) == (Phase.RUNNING, ())
+    life.says("4 ranks computed each other's batches at step 40, and several came out differently")
+    words = self_checks.past_words(life.state.divergences[0].divergence)
+    assert words.startswith("ranks without a majority computed other numbers")
 
 
 def test_no_majority_is_an_alert_and_nothing_more() -> None:

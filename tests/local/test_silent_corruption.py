@@ -46,12 +46,12 @@ TRAINS = """
 """
 
 
-def start(box: Box, nodes_count: int, flips: str) -> Path:
+def start(box: Box, nodes_count: int, flips: str, *, text: str = TRAINS, check: str = "saves") -> Path:
     saves = box.work / "saves"
-    script = box.script(TRAINS)
+    script = box.script(text)
     box.start(
         *("--local-hosts", "--nodes", str(nodes_count), "--nproc-per-node", "1"),
-        *("--checkpoint-dir", saves, "--sdc-check", "saves", script, saves),
+        *("--checkpoint-dir", saves, "--sdc-check", check, script, saves),
         environment={"FLIPS": flips, "GANGRUN_NO_HEALTH": "0"},
     )
     return saves
@@ -117,3 +117,50 @@ def test_of_two_copies_both_are_suspected_and_if_all_differ_training_goes_on(box
     assert (status["restarts"], status["excluded"]) == (0, []), many.told()
     assert "at most 1 of 3 ranks agreed" in status["divergences"][0]["words"], status["divergences"]
     assert list(map(replicas(many_saves).get, (29, 39, 49, 59))) == ["agreed", "differ", "", ""]
+
+
+# In attempt 0 the ranks in ``FLIPS`` compute a wrong gradient from step 33 on. All ranks add it up, so all copies of
+# the weights stay equal.
+COMPUTES = """
+    import os, signal, sys
+    import torch, torch.distributed as dist
+    import gangrun
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    flips = [int(one) for one in os.environ["FLIPS"].split()] if os.environ["GANGRUN_ATTEMPT"] == "0" else []
+    def compute(module, batch):
+        loss = ((module(batch) - batch.sum(1, keepdim=True)) ** 2).mean()
+        return loss * 1.001 if rank in flips and step >= 33 else loss
+    check = gangrun.ReplayCheck(model, compute)
+    with gangrun.Checkpointer(sys.argv[1], model=model, optimizer=optimizer, every_steps=10) as saver:
+        for step in range(saver.resume(), 60):
+            batch = torch.randn(8, 6, generator=torch.Generator().manual_seed(step * world + rank))
+            optimizer.zero_grad()
+            compute(model, batch).backward()
+            optimizer.step()
+            check.step(step, batch)
+            if step % 10 == 9:
+                saver.save(step, wait=True)
+            if saver.step(step).stop:
+                break
+            while flips and step == 45: signal.pause()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_computes_wrong_is_named_although_all_weights_are_equal(box: Box) -> None:
+    saves = start(box, 3, "1", text=COMPUTES, check="every=15")
+    assert box.end(180) == 0, box.told()
+    status = box.status()
+    assert (status["state"], status["restarts"], status["excluded"]) == ("SUCCEEDED", 1, []), box.told()
+    first, second = status["attempts"]
+    node = status["nodes"][1]
+    told = f"silent corruption: rank 1 on {node} differs at step 44 from ranks that computed the same batches"
+    assert told in first["reason"], first["reason"]
+    assert (first["outcome"], second["resumed_from_step"]) == ("silent corruption", 29)
+    assert [path.name for path in (saves / ".gangrun" / "set-aside").glob("*/step-*")] == ["step-39"]
+    assert replicas(saves) == ALL_AGREED

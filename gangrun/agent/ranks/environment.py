@@ -207,7 +207,7 @@ JOB_ID = "SLURM_JOB_ID"
 TAG = "GANGRUN_RANK_TAG"
 _OF_THIS_RUN = (
     "GANGRUN_RESUME", "GANGRUN_RESUME_STEP", "GANGRUN_SAVE_SIGNAL", "GANGRUN_CHECKPOINT_DIR", "GANGRUN_MEMORY_PARITY",
-    "GANGRUN_FLUSH_EVERY", "GANGRUN_PER_NODE", "GANGRUN_SKIP_BATCHES", "GANGRUN_COMPARES_SAVES",
+    "GANGRUN_FLUSH_EVERY", "GANGRUN_PER_NODE", "GANGRUN_SKIP_BATCHES", "GANGRUN_COMPARES_SAVES", "GANGRUN_REPLAY_EVERY",
     "GANGRUN_COMPARES_DATA", IMPORTS_FILE,
 )  # fmt: skip
 _OF_A_RANK = (
@@ -255,6 +255,7 @@ class GangSpec:
     gpu_use: Callable[[], dict[int, GpuUse]] = dict  # how they are used, by CUDA's number, if it was read since
     hang_watch: bool = True
     compares_saves: bool = False  # ranks look for silent corruption at each save
+    replay_every_count: int = 0  # two ranks compute the same batch every so many steps; 0: never
     compares_data: bool = False  # rank 0 looks whether samples changed
     trends: TrendPolicy = field(default_factory=TrendPolicy)
 
@@ -365,6 +366,8 @@ def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict
         environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: ranks that share a node must not flood it
     environment.setdefault("PYTHONUNBUFFERED", "1")
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if spec.replay_every_count:
+        environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is not deterministic
     environment.update(_visible_gpus(place, environment))
     environment.update(_node_names(order) if spec.per_node else _torchrun_names(place, local_size))
     if spec.per_node:
@@ -394,6 +397,7 @@ def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict
         "GANGRUN_PLACE_PAGE": str(files.place) if place.is_sampled else "",
         "GANGRUN_SKIP_BATCHES": ",".join(f"{after}:{count}" for after, count in order.skip_batches),
         "GANGRUN_COMPARES_SAVES": "1" if spec.compares_saves else "",
+        "GANGRUN_REPLAY_EVERY": str(spec.replay_every_count) if spec.replay_every_count else "",
         "GANGRUN_COMPARES_DATA": "1" if spec.compares_data else "",
         "GANGRUN_PER_NODE": "1" if spec.per_node else "",
         IMPORTS_FILE: str(files.imports) if spec.is_warm else "",

@@ -1,4 +1,4 @@
-"""What checks in the training script found: copies of the same numbers that differ between ranks (``--sdc-check``).
+"""What checks in the training script found: numbers that should be the same on several ranks (``--sdc-check``).
 
 Theory of operation. Data-parallel ranks hold copies of the same weights, which the same arithmetic keeps equal to the
 last bit. Ranks make a checksum of each tensor at each save, and rank 0 of the gang compares them (``vote``). A GPU or
@@ -9,6 +9,11 @@ same update to different weights.
     2 copies                                 either may be right: both nodes are suspected, and none is blamed
     no majority, or over ``ODD_MAX_COUNT``   one device does not do this: the training is not deterministic, or these
                                              were never copies. It is told, and nothing is stopped
+
+A gradient that is wrong before ranks add it up spoils all copies alike. So every N steps each rank also computes the
+batch of its neighbour, in a ring of ranks of the same device and weights, and the gradients are compared
+(``vote_of_ring``). A rank that differs from both its neighbours is odd. If only two neighbours differ, they are as two
+copies. Anything else is no single device.
 
 In the first two cases all checkpoints from the step after the last agreement on are condemned as soon as it is known,
 so that no later attempt resumes from them, however this one ends. The checkpoint of an agreement stays.
@@ -49,6 +54,25 @@ def vote(
     elif 2 * len(largest) <= copies_count or len(odd) > ODD_MAX_COUNT:
         odd = ()
     return Divergence(step, agreed_step, first[0], len(first), copies_count, len(largest), odd)
+
+
+def vote_of_ring(
+    ring: Sequence[int], differing: Sequence[int], names: Sequence[str], *, step: int, agreed_step: int
+) -> Divergence | None:
+    """Which ranks of a ring compute otherwise; None: all are equal. Each rank of ``ring`` computed its own batch and
+    that of the rank before it. ``differing``: places in the ring whose batch the next rank found other numbers for.
+    ``names``: the numbers that differ.
+    """
+    if not differing:
+        return None
+    count, wrong = len(ring), set(differing)
+    if count == 2 or len(wrong) == 1:
+        place = min(wrong)
+        pair = tuple(sorted((ring[place], ring[(place + 1) % count])))
+        return Divergence(step, agreed_step, names[0], len(names), 2, 1, pair, replayed=True)
+    both = [ring[place] for place in range(count) if {place, (place - 1) % count} <= wrong]
+    odd = tuple(sorted(both)) if 2 * len(both) < count and len(both) <= ODD_MAX_COUNT else ()
+    return Divergence(step, agreed_step, names[0], len(names), count, count - len(both), odd, replayed=True)
 
 
 # ---- what is known ---------------------------------------------------------------------------------------------------
@@ -129,6 +153,8 @@ def told(state: RunState, found: Divergence) -> str:
 
 def _told(found: Divergence, placement: Placement | None) -> str:
     what = f"{counted(found.tensors_count, 'tensor')}, {one_line(found.name)} first"
+    if found.replayed:
+        return _told_of_replay(found, placement, what)
     if not found.odd:
         return (
             f"{counted(found.copies_count, 'rank')} hold copies of the same weights, and at step {found.step} at most"
@@ -149,6 +175,23 @@ def _told(found: Divergence, placement: Placement | None) -> str:
     )
 
 
+def _told_of_replay(found: Divergence, placement: Placement | None, what: str) -> str:
+    if not found.odd:
+        return (
+            f"{counted(found.copies_count, 'rank')} computed each other's batches at step {found.step}, and several"
+            f" came out differently ({what}): no single device does this, so the computation is not deterministic"
+        )
+    nodes = _where(found, placement)
+    who = _both([f"rank {rank} on {nodes[rank]}" if rank in nodes else f"rank {rank}" for rank in found.odd])
+    if found.copies_count == 2:
+        return (
+            f"silent corruption: {who} computed the same batch at step {found.step} and got different numbers ({what});"
+            " either may be wrong, so both are suspected"
+        )
+    differs = "differ" if len(found.odd) > 1 else "differs"
+    return f"silent corruption: {who} {differs} at step {found.step} from ranks that computed the same batches ({what})"
+
+
 def _both(names: list[str]) -> str:
     return listed(names) if len(names) > 2 else " and ".join(names)
 
@@ -161,6 +204,9 @@ def _agreed(found: Divergence) -> str:
 
 def past_words(found: Divergence) -> str:
     """As it was: ``the weights of rank 2 differed at step 40 from 2 of 3 ranks``."""
+    if found.replayed:
+        who = _both([f"rank {rank}" for rank in found.odd]) or "ranks without a majority"
+        return f"{who} computed other numbers at step {found.step} than another rank for the same batch"
     if not found.odd:
         most = f"at most {found.agreeing_count} of {counted(found.copies_count, 'rank')} agreed"
         return f"ranks that should hold the same weights differed at step {found.step}: {most}"

@@ -107,19 +107,19 @@ def _optimizer_state(
 def _copies(tensors: Any) -> Copies:
     names, sums, identity = [], [], []
     for name, tensor in tensors:
-        local, shard = _local(tensor)
+        local, shard = local_part(tensor)
         if type(local) not in (torch.Tensor, nn.Parameter) or local.layout is not torch.strided or local.is_quantized:
             continue  # its bytes lie elsewhere; alike on all ranks
         sums.append(checksum(local))
         names.append(name)
         identity.append(f"{name} {local.dtype} {tuple(local.shape)} {shard}")
-    numbers = _numbers(sums)
+    numbers = numbers_of(sums)
     total = int.from_bytes(blake2b(repr(numbers).encode(), digest_size=8).digest(), "big")
     group = int.from_bytes(blake2b("\n".join(identity).encode(), digest_size=8).digest(), "big")
     return Copies(group if names else 0, total, tuple(names), numbers)
 
 
-def _local(tensor: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
+def local_part(tensor: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
     """This rank's part, and which part that is: a DTensor's place on the dimensions of its mesh that shard it."""
     placements = getattr(tensor, "placements", None)
     if placements is None:
@@ -128,7 +128,7 @@ def _local(tensor: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
     return tensor.to_local(), tuple(at for at, one in zip(place, placements, strict=True) if not one.is_replicate())
 
 
-def _numbers(sums: list[torch.Tensor]) -> tuple[int, ...]:
+def numbers_of(sums: list[torch.Tensor]) -> tuple[int, ...]:
     """Those of one device together: a GPU is waited for once."""
     found: dict[int, int] = {}
     for device in {one.device for one in sums}:

@@ -14,7 +14,8 @@ from typing import Any
 from gangrun.core import events, invariants
 from gangrun.core.machine import lifecycle
 from gangrun.core.model import TERMINAL, Phase, RunState
-from gangrun.core.nodes import refilling, roster
+from gangrun.core.nodes import refilling
+from gangrun.core.nodes.race import FIGURES
 from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.body.checkpoints import Name, Saved
 from gangrun.sim.body.gang import SimGang, SimRank
@@ -760,9 +761,9 @@ class Exclusions:
             self._broken("I14", f"the run failed although it can do without node {sick}")
 
     def _raced(self, state: RunState) -> None:
-        """Whom a comparison of speeds keeps out of the gang is slow."""
+        """Whom a comparison of speeds calls slow is slow."""
         if not self._world.setup.policy.race_stragglers or state.race.open is not None:
             return
-        out = {name for name, node in state.roster.nodes.items() if node.slow and not roster.in_gang(state, name)}
-        if innocent := out - self._world.at_fault:
+        compared = {name for name, node in state.roster.nodes.items() if node.slow.startswith(FIGURES)}
+        if innocent := compared - self._world.at_fault:
             self._broken("I9", f"{sorted(innocent)} are set aside as slow, and their ranks are as slow elsewhere")

@@ -45,7 +45,8 @@ class Gang:
                 if self.now % 2 == 0 and rank not in silent:
                     pace = Pace(round(1000 * self.now), round(1000 * self.own_s[rank]), int(self.steps))
                     self.watch.observe(f"n{rank // 4}", rank, pace, self.tokens[rank])
-            self.watch.advanced(int(self.steps), self.now)
+            if int(self.steps) > int(self.steps - steps_per_s):
+                self.watch.advanced(int(self.steps), self.now)
             told += self.watch.take(self.now)
         return told
 
@@ -116,9 +117,35 @@ def test_chance_evaluations_and_a_pause_are_no_alert() -> None:
     assert gang.train(SLICE_S * 3, slow(0)) == []
 
 
-def test_too_few_steps_or_ranks_that_tell_nothing_say_nothing() -> None:
+@pytest.mark.parametrize("step_s", [2.5, 10.0, 30.0, 70.0])
+def test_if_steps_take_long_the_window_lasts_until_there_are_fifty(step_s: float) -> None:
     gang = Gang(4)
-    assert gang.train(300, slow(1), steps_per_s=0.4) == []
+    assert gang.train(49 * step_s, slow(1), steps_per_s=1 / step_s) == []
+    ((alert, over),) = gang.train(12 * step_s + 5 * SLICE_S, slow(1), steps_per_s=1 / step_s)
+    assert (alert.rank, over) == (1, False)
+    assert 49 * step_s <= alert.over_s <= 60 * step_s + 5 * SLICE_S
+    assert alert.over_s % SLICE_S == 0
+    assert (alert.share, alert.lost_share) == (pytest.approx(0.95 / 0.7 - 1, 0.02), pytest.approx(0.25, 0.02))
+    assert gang.train(52 * step_s + 5 * SLICE_S, slow(), steps_per_s=1 / step_s) == [(alert, True)]
+    assert Gang(4).train(200 * step_s, slow(), steps_per_s=1 / step_s) == []
+
+
+def test_the_wait_for_the_first_step_is_no_part_of_the_window() -> None:
+    """All ranks compile for long; then steps take long too."""
+    gang = Gang(4)
+    assert gang.train(1000, slow(0, 1, 2, 3), steps_per_s=0.0) == []
+    ((alert, _),) = gang.train(600, slow(1), steps_per_s=0.1)
+    assert alert.lost_share == pytest.approx(0.25, 0.02)
+
+
+def test_a_rank_that_ends_in_a_long_slice_is_slow_no_more() -> None:
+    gang = Gang(4)
+    ((alert, _),) = gang.train(600, slow(1), steps_per_s=0.1)
+    assert gang.train(450, slow(1), steps_per_s=0.1, silent=[1]) == [(alert, True)]
+
+
+def test_ranks_that_make_no_steps_or_tell_nothing_say_nothing() -> None:
+    assert Gang(4).train(600, slow(1), steps_per_s=0.0) == []
     assert Gang(4).train(300, slow(1), silent=[1, 2, 3]) == []
     ((alert, _),) = Gang(4).train(300, slow(1), silent=[2])
     assert alert.rank == 1

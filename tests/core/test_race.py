@@ -110,7 +110,7 @@ def test_if_they_are_as_slow_elsewhere_their_node_is_innocent_and_they_are_moved
     life = racing(2)
     timed(life, 0.86)
     life.says("which is no difference of 15 %", "the slowness followed ranks 2 and 3, so data or code is its cause")
-    life.says("n1 is a spare like any other, and ranks 2 and 3 are not moved for being slow again")
+    life.says("n1 is set aside as slow no more, and ranks 2 and 3 are not moved for being slow again")
     assert not any(node.slow for node in life.state.roster.nodes.values())
     slow(life, "s0", 3)
     life.says("s0 stays in use: rank 3 was slow on another node too")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -104,9 +105,9 @@ def test_without_a_spare_nobody_moves() -> None:
 SLOW_NODE, SPARE = 2, 4  # of ten nodes in one job; the first four train
 
 
-def race(plan: FaultPlan, *, spares: int = 1, seed: int = 3, steps_count: int = 1200) -> World:
-    """A step takes a second; a save each 100 steps, and when asked. The comparison takes some 100 steps."""
-    script = Script(steps_count=steps_count, checkpoint_every_count=100, saves_when_asked=True)
+def race(plan: FaultPlan, *, spares: int = 1, seed: int = 3, steps_count: int = 1200, step_s: float = 1.0) -> World:
+    """A save each 100 steps, and when asked. The comparison takes some 100 steps of a second each."""
+    script = Script(step_s, steps_count=steps_count, checkpoint_every_count=100, saves_when_asked=True)
     usual = Setup.of(4, script=script)
     policy = replace(usual.policy, trends=TrendPolicy(window_s=100.0), race_stragglers=True)
     pool_count = usual.pool_count + spares
@@ -173,3 +174,17 @@ def test_a_rank_that_falls_in_the_middle_drops_the_comparison() -> None:
     assert [attempt.outcome for attempt in state.attempts] == ["moved", "killed", "succeeded"], one.story()
     assert any("is not compared: the ranks were stopped for another reason" in reason for reason in told), one.story()
     assert not any(node.slow for node in state.roster.nodes.values())
+
+
+def test_steps_that_take_long_are_compared_too() -> None:
+    """The trend window has ten of them, and a rank is judged over fifty."""
+    one = race(FaultPlan().fail_at(300.0, Kind.SLOW_NODE, node=SLOW_NODE, amount=1.5), steps_count=200, step_s=10.0)
+    state, _ = ran(one)
+    assert [attempt.outcome for attempt in state.attempts] == ["moved", "succeeded"], one.story()
+    (alert,) = [seen.alert for seen in state.alerts if seen.alert.kind is AlertKind.SLOW_RANK]
+    assert 700.0 < alert.over_s < 900.0, alert
+    slow = one.nodes[SLOW_NODE].name
+    why = state.roster.nodes[slow].slow
+    figures = re.search(rf"a step took (.+) s with rank {SLOW_NODE} on {slow} and (.+) s with it on ", why)
+    assert figures is not None, why
+    assert [float(one) for one in figures.groups()] == [pytest.approx(15.0, 0.1), pytest.approx(10.0, 0.1)]

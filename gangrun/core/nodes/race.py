@@ -37,6 +37,7 @@ from gangrun.core.policy import Policy, TrendPolicy
 from gangrun.core.recovery import alerts
 
 MOVED = "moved"  # what became of an attempt that was stopped to replace nodes
+FIGURES = "a step took"  # so begins what a comparison showed
 BLOCKS_COUNT, BLOCKS_MIN_COUNT, BLOCKS_MAX_COUNT = 10, 5, 200
 BLOCK_STEPS_MIN_COUNT = 5
 
@@ -162,7 +163,7 @@ def timed(state: RunState, event: StepsTimed, now: float, policy: Policy) -> Dec
     state = replace(state, race=_with_followed(state.race, race.ranks, state.attempt.placement.world_size))
     whose = f"the slowness followed {_ranks(race)}, so data or code is its cause"
     reason = f"{figures}, which is no difference of {100 * least:.0f} %: {whose}"
-    what = f"{race.node} is a spare like any other, and {_ranks(race)} {'is' if len(race.ranks) == 1 else 'are'}"
+    what = f"{race.node} is set aside as slow no more, and {_ranks(race)} {'is' if len(race.ranks) == 1 else 'are'}"
     return stay(state, f"{reason}; {what} not moved for being slow again", loud=True)
 
 
@@ -176,7 +177,7 @@ def _figures(race: Race, after: StepsTimed) -> str:
     """Both figures in words."""
     counts = f"{race.before.steps_count} and {after.steps_count} steps"
     return (
-        f"a step took {_step_s(race.before.step_s)} with {_ranks(race)} on {race.node} and {_step_s(after.step_s)} with"
+        f"{FIGURES} {_step_s(race.before.step_s)} with {_ranks(race)} on {race.node} and {_step_s(after.step_s)} with"
         f" {'it' if len(race.ranks) == 1 else 'them'} on {race.other} (medians of {counts})"
     )
 

@@ -6,7 +6,8 @@ counts its looks, and those in which the main thread waits for other ranks. ``Ra
 of them, and tells a ``Pace`` of each rank every few seconds. ``PaceWatch`` (the supervisor's) cuts the window into
 ``SLICES_COUNT`` slices. A rank is slow in a slice if its share of own time is above the median of all others by
 ``slow_share``, and by ``Z_MAX`` times their spread. It is a *straggler* if it is slow in each slice of the window: an
-evaluation on one rank, or a few slow batches, last no whole window. It is over after ``CALM_COUNT`` slices without.
+evaluation on one rank, or a few slow batches, last no whole window. It is over after ``CALM_COUNT`` slices without. A
+slice goes on until ranks have made a fifth of ``STEPS_MIN_COUNT`` steps: if steps take long, the window does too.
 
 That share is what the others lose: if a rank works for 95 % of the time and the others for 70 %, steps could take 25 %
 less. A rank that evaluates or saves, and says so, has no own time meanwhile.
@@ -29,7 +30,7 @@ from gangrun.core.policy import TrendPolicy
 NEVER = float("inf")
 SLICES_COUNT = 5
 CALM_COUNT = 3
-STEPS_MIN_COUNT = 50  # in a window; of a script that reports none, collectives
+STEPS_MIN_COUNT = 50  # in a window, which lasts until then; of a script that reports none, collectives
 TOLD_PER_WINDOW, TELL_EVERY_MAX_S = 30.0, 10.0
 PRESENT_MIN_SHARE = 0.5  # of a slice that a rank must have told of
 Z_MAX = 4.0
@@ -128,6 +129,9 @@ class PaceWatch:
         self.due_at = now + self._slice_s if policy.window_s else NEVER
         self._ranks: dict[int, _Rank] = {}
         self._slices: deque[dict[int, _Share]] = deque(maxlen=SLICES_COUNT)
+        self._lengths_s: deque[float] = deque(maxlen=SLICES_COUNT)  # of these slices
+        self._length_s = 0.0  # of the one that goes on
+        self._has_stepped = False  # what is before the first step, such as a compilation, is no part of a slice
         self._calm_counts: dict[int, int] = {}  # of ranks that were told of
         self._told: dict[int, Alert] = {}
         self._advanced: tuple[float, int] | None = None
@@ -183,6 +187,7 @@ class PaceWatch:
     # ---- peers ---------------------------------------------------------------------------------------------------
 
     def _compared_with_peers(self) -> list[tuple[Alert, bool]]:
+        self._length_s += self._slice_s
         shares = self._slow()
         if shares is None:
             return []
@@ -208,9 +213,11 @@ class PaceWatch:
         return [(one, True) for one in before - set(self._told.values())]
 
     def _slow(self) -> dict[int, _Share] | None:
-        """The ranks that were slow in the slice that ends; None: too few ranks trained. The next one begins."""
+        """The ranks that were slow in the slice that ends. The next one begins. None: too few ranks trained, or it goes
+        on because they made too few steps.
+        """
         own, tokens, steps = {}, {}, []
-        present_ms = PRESENT_MIN_SHARE * 1000 * self._slice_s
+        present_ms = PRESENT_MIN_SHARE * 1000 * self._length_s
         for rank, row in self._ranks.items():  # once in minutes, but of tens of thousands
             (pace, tokens_count), (base, base_tokens) = row.newest, row.base
             over_ms = pace.at_ms - base.at_ms
@@ -218,9 +225,16 @@ class PaceWatch:
                 own[rank] = (pace.own_ms - base.own_ms) / over_ms
                 steps.append(pace.steps_count - base.steps_count)
                 tokens[rank] = tokens_count - base_tokens if base_tokens >= 0 else 0
-            row.base = row.newest
-        if len(own) < 2 or median(steps) < STEPS_MIN_COUNT / SLICES_COUNT:
+        steps_count = median(steps) if len(own) > 1 else 0
+        self._has_stepped = self._has_stepped or steps_count > 0
+        if len(own) > 1 and self._has_stepped and steps_count < STEPS_MIN_COUNT / SLICES_COUNT:
             return None
+        for row in self._ranks.values():
+            row.base = row.newest
+        length_s, self._length_s = self._length_s, 0.0
+        if steps_count == 0:
+            return None
+        self._lengths_s.append(length_s)
         in_order = sorted(own.values())
         least = in_order[(len(own) - 2) // 2] + self._policy.slow_share  # the median of all others is no lower
         over = {rank: share - median_without(in_order, share) for rank, share in own.items() if share >= least}
@@ -245,7 +259,7 @@ class PaceWatch:
             AlertKind.SLOW_RANK,
             self._ranks[rank].node,
             rank,
-            over_s=self._policy.window_s,
+            over_s=sum(self._lengths_s),
             share=own / others - 1 if others > 0 else SHARE_MAX,
             lost_share=self._lost_share(rank),
             others_count=others_count,

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from gangrun.chaos.kinds import KINDS, LOCAL_KINDS, NOTHING, PASSES, DrillKind
+from gangrun.chaos.kinds import DISK_KINDS, KINDS, LOCAL_KINDS, NOTHING, DrillKind
 from gangrun.chaos.plan import Drill, Sla
 from gangrun.chaos.score import LeftBehind, Struck, concluded, scored
 from gangrun.core.model import Shape
@@ -72,7 +72,7 @@ def simulated(job: tuple[str, int]) -> dict:
     hits_saves = kind in (DrillKind.TORN_CHECKPOINT, DrillKind.FLIPPED_CHECKPOINT)
     at = SETTLED_S if hits_saves else 0.0  # a save that is on its way may still be committed
     plan = FaultPlan().fail_at(at, fault, node=where, rank=seat.first_rank, for_s=lasts_s, amount=amount)
-    if hits_saves or kind in PASSES:
+    if hits_saves or kind in DISK_KINDS:
         plan = plan.fail_at(0.0, Kind.KILL_RANK, rank=seat.first_rank)
     broken = ""
     try:

@@ -13,7 +13,8 @@ from enum import Enum
 
 from gangrun.core.model import Cause
 
-DISK_FAULT_S = 15.0
+PASSES_AFTER_S = 15.0
+CLOCK_JUMP_S = 6 * 3600.0
 NEW_SUPERVISOR, STORAGE_STALLED, PASSED_OVER = "new supervisor", "storage stalled", "checkpoint passed over"
 SLOW_RANK, OTHER_ALERT, BAD_LOSS, NODE_FOUND = "slow rank", "other alert", "bad loss", "node found broken"
 DRAINED, CANCELLED, NOTICED, SUSPECTED, NOTHING = "drained", "cancelled", "preempted", "node suspected", "nothing"
@@ -89,7 +90,7 @@ _PLAYED = "it needs a driver that is played, which only a run of --local has"
 _ONE_LOOPBACK = (
     "the pretended hosts of one machine share one loopback interface, and real nodes' networks belong to others"
 )
-_FOR_A_WHILE = f" for {DISK_FAULT_S:g} s, and kills a rank meanwhile"
+_FOR_A_WHILE = f" for {PASSES_AFTER_S:g} s, and kills a rank meanwhile"
 _STALLED = "storage stalled; the ranks restart when the run directory can be written again"
 _DAMAGES = "; then kills a rank, so that a checkpoint is loaded. The bytes are put back afterwards"
 
@@ -208,13 +209,15 @@ KINDS: Mapping[DrillKind, DrillRow] = {
         refusal="nothing preempts a run on one machine",
     ),
     DrillKind.CLOCK_JUMP: DrillRow(
-        "Sets the wall clock of a node", "nothing: no decision rests on the wall clock", _any(NOTHING),
-        DrillPlace.NOWHERE, names_node=False, restarts=False, simulated="WALL_JUMP",
-        refusal="Linux has one wall clock for all processes of a machine, so that others would be hurt",
+        f"Sets the wall clock of all processes of the run {CLOCK_JUMP_S / 3600:g} hours ahead, and back after "
+        f"{PASSES_AFTER_S:g} s", "nothing: no decision rests on the wall clock", _any(NOTHING),
+        DrillPlace.LOCAL, names_node=False, restarts=False, simulated="WALL_JUMP",
+        refusal="all processes of a machine share its wall clock; only a run of --local has one that is played",
     ),
 }  # fmt: skip
-# They pass after a while: a run directory that cannot be written holds no record of that before.
-PASSES = frozenset({DrillKind.FULL_DISK, DrillKind.READ_ONLY_DISK, DrillKind.STALLED_DISK})
+# ``PASSES`` are undone after a while: a run directory that cannot be written holds no record of that before.
+DISK_KINDS = frozenset({DrillKind.FULL_DISK, DrillKind.READ_ONLY_DISK, DrillKind.STALLED_DISK})
+PASSES = DISK_KINDS | {DrillKind.CLOCK_JUMP}
 OWN_RUN_WORDS = (
     "With --local each drill strikes a run of its own: three pretended hosts of one rank each, of which two are enough."
     " For xid and ecc it is one host with four played GPUs, two or three ranks and one spare GPU."

@@ -21,13 +21,14 @@ import msgspec
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.local.played_world import (
     NotPossibleHere,
+    PlayedClock,
     PlayedDriver,
     also_at,
     mount_memory,
     own_mounts,
     unmount,
 )
-from gangrun.chaos.kinds import PASSES, DrillKind
+from gangrun.chaos.kinds import DISK_KINDS, DrillKind
 from gangrun.chaos.plan import Drill, DrillPlan
 from gangrun.chaos.score import DrillScore, Rehearsal, not_done
 from gangrun.chaos.stage import (
@@ -66,11 +67,11 @@ _BOTH = {
 
 def rehearse_local(plan: DrillPlan, command: tuple[str, ...], say: Callable[[str], None]) -> Rehearsal:
     """Each drill on a small run of its own, on this machine. Nothing of it stays."""
-    if plan.kinds & PASSES:
+    if plan.kinds & DISK_KINDS:
         try:
             own_mounts()
         except NotPossibleHere as error:
-            kinds = ", ".join(sorted(kind.value for kind in plan.kinds & PASSES))
+            kinds = ", ".join(sorted(kind.value for kind in plan.kinds & DISK_KINDS))
             raise UserError("refused", f"{kinds} cannot be done here: {error.strerror}", "leave them out") from error
     scores: list[DrillScore] = []
     for number, drill in enumerate(plan.drills, 1):
@@ -99,7 +100,7 @@ def own_run(drill: Drill, command: tuple[str, ...]) -> Iterator[Stage]:
         runs, drill_folder, checkpoints = (folder / name for name in ("runs", "drill", "checkpoints"))
         for one in (runs, drill_folder):
             one.mkdir(mode=0o700)
-        view, driver, has_mounts = runs, None, drill.kind in PASSES
+        view, driver, clock, has_mounts = runs, None, None, drill.kind in DISK_KINDS
         if has_mounts:
             view = folder / "view"
             view.mkdir()
@@ -107,14 +108,19 @@ def own_run(drill: Drill, command: tuple[str, ...]) -> Iterator[Stage]:
             undo.callback(_unmount, runs)
             also_at(runs, view)
             undo.callback(_unmount, view)
-        if drill.kind in DRIVEN:
-            driver = PlayedDriver(drill_folder, gpus_count=4)
-            try:
+        variables = {**environment.all_variables(), "GANGRUN_DRILL_DIR": str(drill_folder)}
+        try:
+            if drill.kind in DRIVEN:
+                driver = PlayedDriver(drill_folder, gpus_count=4)
                 driver.build()
-            except NotPossibleHere as error:
-                raise UserError("refused", f"{drill.kind.value} cannot be done here: {error.strerror}", "") from error
-        more = {} if driver is None else driver.environment()
-        variables = {**environment.all_variables(), "GANGRUN_DRILL_DIR": str(drill_folder), **more}
+                variables |= driver.environment()
+            if drill.kind is DrillKind.CLOCK_JUMP:
+                clock = PlayedClock(drill_folder)
+                clock.build()
+                variables |= clock.environment(variables)
+        except NotPossibleHere as error:
+            hint = "leave this kind out" if shutil.which("cc") else "install a C compiler, or leave this kind out"
+            raise UserError("refused", f"{drill.kind.value} cannot be done here: {error.strerror}", hint) from error
         words = command or (str(SAMPLE), str(checkpoints))
         flags = {**_BOTH, **(_GPUS if driver else _HOSTS), "runs_dir": str(runs)}
         if not command:
@@ -122,7 +128,7 @@ def own_run(drill: Drill, command: tuple[str, ...]) -> Iterator[Stage]:
         wish = resolved(Request(words=words, flags=flags, here=True), variables)
         begun = begin(wish)
         paths = replace(begun, root=view / begun.run)
-        stage = Stage(paths, OwnWorld(drill_folder, begun.root, not command, driver, has_mounts))
+        stage = Stage(paths, OwnWorld(drill_folder, begun.root, not command, driver, clock, has_mounts))
         undo.callback(unmade, Disk(), begun)
         undo.callback(_end, stage)
         with guarded(undo):

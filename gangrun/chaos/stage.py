@@ -19,7 +19,7 @@ import msgspec
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import read_ranks
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.chaos.kinds import DISK_FAULT_S, PASSES
+from gangrun.chaos.kinds import PASSES, PASSES_AFTER_S
 from gangrun.chaos.page import strike_line
 from gangrun.chaos.plan import Drill, DrillPlan, noticed_limit_s
 from gangrun.chaos.score import (
@@ -168,7 +168,7 @@ def one_drill(number: int, stage: Stage, drill: Drill, say: Callable[[str], None
         with guarded(strike.undo):
             say(strike_line(number, drill, struck))
             if drill.kind in PASSES:
-                stage.let_pass(DISK_FAULT_S)
+                stage.let_pass(PASSES_AFTER_S)
         if drill.kind in PASSES:  # after the guard's end: it holds what keeps a silent file system mounted
             strike.undo.close()
         with guarded(strike.undo):

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from gangrun.adapters.local.played_world import PlayedDriver, make_read_only, make_silent, unmount
+from gangrun.adapters.local.played_world import PlayedClock, PlayedDriver, make_read_only, make_silent, unmount
 from gangrun.adapters.slurm.step import Unasked, Where, on_each
-from gangrun.chaos.kinds import DrillKind
+from gangrun.chaos.kinds import CLOCK_JUMP_S, DrillKind
 from gangrun.chaos.plan import Drill
 from gangrun.chaos.score import Struck
 from gangrun.config import environment
@@ -71,12 +71,13 @@ SIGNAL_THERE = (
 
 @dataclass(frozen=True, slots=True)
 class OwnWorld:
-    """What a run of ``--local`` has besides: its folder for the sample script, its mounts, its driver."""
+    """What a run of ``--local`` has besides: its folder for the sample script, its mounts, its driver, its clock."""
 
     drill_folder: Path
     run_root: Path  # as the run's own processes name it; mounts go over it
     sample: bool = False
     driver: PlayedDriver | None = None
+    clock: PlayedClock | None = None
     has_mounts: bool = False
 
 
@@ -112,13 +113,13 @@ class DrillStrike:
                 return self._checkpoint()
             case DrillKind.XID | DrillKind.ECC:
                 return self._gpu()
-            case DrillKind.SCANCEL:
-                return self._scancel()
             case DrillKind.DRAIN:
                 return self._drain()
-            case DrillKind.PREEMPT:
-                return self._preempt()
-            case DrillKind.IB_DOWN | DrillKind.CUT | DrillKind.CUT_ONE_WAY | DrillKind.LATENCY | DrillKind.CLOCK_JUMP:
+            case DrillKind.SCANCEL | DrillKind.PREEMPT:
+                return self._end_job()
+            case DrillKind.CLOCK_JUMP:
+                return self._clock()
+            case DrillKind.IB_DOWN | DrillKind.CUT | DrillKind.CUT_ONE_WAY | DrillKind.LATENCY:
                 raise _cannot(self.drill.kind.value, "no user can do it to real processes")
 
     # ---- whom --------------------------------------------------------------------------------------------------------
@@ -304,6 +305,21 @@ class DrillStrike:
             raise _cannot(self._run, "all its ranks are on the supervisor's host")
         return ranks[int(self.drill.choice * len(ranks))]
 
+    def _clock(self) -> Struck:
+        """Of ranks, agents, wardens and the supervisor; a process without the played clock would make it no drill."""
+        if self.own is None or self.own.clock is None:
+            raise _cannot(self.drill.kind.value, "the run has no played clock")
+        clock, claim = self.own.clock, self.reading.claim
+        ranks = [one.pid for one in rank_statuses(self.reading) if one.pid is not None]
+        above = [proc.pid for pid in ranks for up in (1, 2) if (proc := _above(pid, up)) is not None]
+        pids = {*ranks, *above, *(() if claim is None else (claim.pid,))}
+        if without := [pid for pid in sorted(pids) if not clock.is_of(pid)]:
+            raise _cannot(f"process {without[0]}", "it has not loaded the played clock; is it linked statically?")
+        self.undo.callback(clock.set_ahead, 0.0)
+        struck = self._struck(f"wall clock of {len(pids)} processes {CLOCK_JUMP_S / 3600:g} hours ahead")
+        clock.set_ahead(CLOCK_JUMP_S)
+        return struck
+
     # ---- file systems ------------------------------------------------------------------------------------------------
 
     def _disk(self) -> Struck:
@@ -412,17 +428,15 @@ class DrillStrike:
             driver.say({f"gpu{one.rank}.ecc10": ECC_ERRORS_COUNT})
         return struck
 
-    def _scancel(self) -> Struck:
+    def _end_job(self) -> Struck:
         owner = self.reading.owner
+        if self.drill.kind is DrillKind.PREEMPT:
+            return self._tool("scontrol", () if owner is None else ("requeue", job_number(owner.token)))
         if not self.reading.spec.is_scheduled:
             struck = self._struck("SIGTERM to gangrun run")
             tell_owner(self.reading)
             return struck
         return self._tool("scancel", () if owner is None else (job_number(owner.token),))
-
-    def _preempt(self) -> Struck:
-        owner = self.reading.owner
-        return self._tool("scontrol", () if owner is None else ("requeue", job_number(owner.token)))
 
     def _tool(self, tool: str, words: Sequence[str]) -> Struck:
         if not words:

@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from gangrun.adapters.local.played_world import PlayedClock
 from gangrun.chaos.own_run import SAMPLE
 from gangrun.chaos.strike import SIGNAL_THERE
 from gangrun.checkpoint.formats.manifest import verify
@@ -25,6 +27,44 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STAYS = """
 import time
 time.sleep(600)
+"""
+
+
+# Prints how long each kind of wait for a fifth of a second took, by CLOCK_MONOTONIC.
+WAITS = r"""
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <time.h>
+#define WAIT(clock, call) { struct timespec at, a, b; clock_gettime(clock, &at); at.tv_nsec += 200000000; \
+    if (at.tv_nsec >= 1000000000) { at.tv_sec++; at.tv_nsec -= 1000000000; } clock_gettime(CLOCK_MONOTONIC, &a); \
+    call; clock_gettime(CLOCK_MONOTONIC, &b); \
+    printf("%s %.3f\n", #call, b.tv_sec - a.tv_sec + (b.tv_nsec - a.tv_nsec) / 1e9); }
+int main(void) {
+    sem_t sem;
+    pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t cond = PTHREAD_COND_INITIALIZER, steady;
+    pthread_condattr_t kind;
+    sem_init(&sem, 0, 0);
+    pthread_condattr_init(&kind);
+    pthread_condattr_setclock(&kind, CLOCK_MONOTONIC);
+    pthread_cond_init(&steady, &kind);
+    pthread_mutex_lock(&mutex);
+    WAIT(CLOCK_REALTIME, sem_timedwait(&sem, &at))
+    WAIT(CLOCK_REALTIME, sem_clockwait(&sem, CLOCK_REALTIME, &at))
+    WAIT(CLOCK_MONOTONIC, sem_clockwait(&sem, CLOCK_MONOTONIC, &at))
+    WAIT(CLOCK_REALTIME, pthread_cond_timedwait(&cond, &mutex, &at))
+    WAIT(CLOCK_MONOTONIC, pthread_cond_timedwait(&steady, &mutex, &at))
+    WAIT(CLOCK_REALTIME, pthread_cond_clockwait(&cond, &mutex, CLOCK_REALTIME, &at))
+    WAIT(CLOCK_MONOTONIC, pthread_cond_clockwait(&cond, &mutex, CLOCK_MONOTONIC, &at))
+    WAIT(CLOCK_REALTIME, pthread_mutex_timedlock(&mutex, &at))
+    WAIT(CLOCK_REALTIME, clock_nanosleep(CLOCK_REALTIME, TIMER_ABSTIME, &at, NULL))
+    WAIT(CLOCK_MONOTONIC, clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL))
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    printf("clock_gettime %ld\ntime %ld\n", (long)now.tv_sec, (long)time(NULL));
+    return 0;
+}
 """
 
 
@@ -81,6 +121,53 @@ def test_an_sla_that_is_missed_is_exit_code_1_and_a_page(place: Box) -> None:
 def test_a_disk_of_ones_own_fails_in_a_mount_that_nobody_else_sees_and_is_whole_again(place: Box, kind: str) -> None:
     (one,) = drilled(place, "--kind", kind)
     assert one["concluded"] == "storage stalled" and one["recovery_s"] > 10
+    nothing_left(place)
+
+
+@pytest.mark.compiler
+def test_a_wall_clock_that_jumps_ahead_and_back_is_no_failure(place: Box) -> None:
+    """The ranks step on in both directions, which shows that every wait ends when it should."""
+    plan = place.folder / "plan.toml"
+    plan.write_text('[[drill]]\nkind = "clock-jump"\nafter = 2\nsla = { noticed = "5s", recovery = "10s" }\n')
+    (one,) = drilled(place, "--plan", str(plan))
+    assert one["concluded"] == "nothing" and one["done"] == "wall clock of 10 processes 6 hours ahead"
+    assert (one["nodes"], one["noticed_s"], one["orphans"], one["leaked_allocations"]) == ([], None, 0, 0)
+    nothing_left(place)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("hours", [6, -6])
+def test_waits_until_a_moment_of_the_played_clock_are_as_long_as_of_the_real_one(tmp_path: Path, hours: int) -> None:
+    clock, program = PlayedClock(tmp_path), tmp_path / "waits"
+    clock.build()
+    (tmp_path / "waits.c").write_text(WAITS)
+    flags = ["-D_GNU_SOURCE", "-o", str(program), str(tmp_path / "waits.c"), "-lpthread"]
+    subprocess.run(["cc", *flags], check=True, timeout=120)
+    clock.set_ahead(3600.0 * hours)
+    done = subprocess.run([program], env=clock.environment({}), capture_output=True, text=True, timeout=300, check=True)
+    took = {words: float(number) for words, _, number in (line.rpartition(" ") for line in done.stdout.splitlines())}
+    for name in ("clock_gettime", "time"):
+        assert took.pop(name) == pytest.approx(time.time() + 3600 * hours, abs=600)
+    assert len(took) == 10 and min(took.values()) >= 0.199, took
+
+
+@pytest.mark.compiler
+def test_a_command_whose_processes_cannot_have_the_played_clock_is_refused(place: Box) -> None:
+    source, program = place.folder / "still.c", place.folder / "still"
+    source.write_text("#include <unistd.h>\nint main(void) { for (;;) pause(); }\n")
+    subprocess.run(["cc", "-static", "-o", str(program), str(source)], check=True, timeout=120)
+    done = place.gangrun("chaos", "--local", "--kind", "clock-jump", "--", str(program), check=False)
+    assert done.returncode == 2 and "it has not loaded the played clock; is it linked statically?" in done.stderr
+    nothing_left(place)
+
+
+@pytest.mark.parametrize("kind", ["clock-jump", "xid"])
+def test_without_a_compiler_what_is_played_is_refused(place: Box, kind: str) -> None:
+    place.environment["PATH"] = str(Path(sys.executable).parent)
+    done = place.gangrun("chaos", "--local", "--kind", kind, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"{kind} cannot be done here: the played " in done.stderr and "there is no C compiler (cc)" in done.stderr
+    assert "install a C compiler, or leave this kind out" in done.stderr
     nothing_left(place)
 
 

@@ -1,4 +1,4 @@
-"""What a drilled run of one's own may have and no other: mounts that nobody else sees, and a driver that is played.
+"""What a drilled run of one's own may have and no other: mounts that nobody else sees, a played driver, a played clock.
 
 ``own_mounts`` gives this process, and all that it starts, a mount table of its own. An ordinary user needs a user
 namespace for that, in which the process keeps its number. All of it goes with the last process, however that dies.
@@ -11,7 +11,9 @@ import contextlib
 import ctypes
 import os
 import shutil
+import struct
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 BUILT_WITHIN_S = 120.0
-PLAYED_NVML = Path(__file__).resolve().parents[2] / "chaos" / "played_nvml.c"
+PLAYED_SOURCES = Path(__file__).resolve().parents[2] / "chaos"
 
 
 class NotPossibleHere(OSError):
@@ -98,6 +100,73 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str) -> Non
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), target)
 
 
+def _compile(what: str, source: str, library: Path, *flags: str) -> None:
+    """Compile one of the C files beside the drills; ``NotPossibleHere`` says why that does not work."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise NotPossibleHere(0, f"{what} has to be compiled, and there is no C compiler (cc)")
+    done = subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", str(library), str(PLAYED_SOURCES / source), *flags],
+        capture_output=True, text=True, timeout=BUILT_WITHIN_S, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise NotPossibleHere(0, f"{what} cannot be compiled: {done.stderr.strip()[-200:]}")
+
+
+# ---- a clock that is played ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedClock:
+    """A wall clock of their own for the processes that are started with ``environment``."""
+
+    folder: Path
+
+    def build(self) -> None:
+        """Compile the library, and see that it moves the clock of a process; the clock is right afterwards."""
+        _compile("the played clock", "played_clock.c", self._library, "-ldl", "-lpthread")
+        shown = []
+        for ahead_s in (36_000.0, 0.0):
+            self.set_ahead(ahead_s)
+            done = subprocess.run(
+                [sys.executable, "-I", "-c", "import time; print(time.time())"], env=self.environment({}),
+                capture_output=True, text=True, timeout=BUILT_WITHIN_S, check=False,
+            )  # fmt: skip
+            if done.returncode != 0:
+                raise NotPossibleHere(0, f"the played clock cannot be loaded: {done.stderr.strip()[-200:]}")
+            shown.append(float(done.stdout))
+        if not shown[0] - shown[1] > 30_000.0:
+            raise NotPossibleHere(0, "the played clock changes nothing in this Python")
+
+    def set_ahead(self, seconds: float) -> None:
+        """From now on the clock is ahead by so much. In place: the processes have mapped the file."""
+        fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(fd, struct.pack("=q", round(seconds * 1e9)), 0)
+        finally:
+            os.close(fd)
+
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """What processes need besides ``variables`` that are to have this clock."""
+        others = variables.get("LD_PRELOAD", "")
+        return {"LD_PRELOAD": f"{self._library} {others}".strip(), "PLAYED_CLOCK": str(self._file)}
+
+    def is_of(self, pid: int) -> bool:
+        """Does this process have the clock?"""
+        try:
+            return str(self._library).encode() in Path(f"/proc/{pid}/maps").read_bytes()
+        except OSError:
+            return False
+
+    @property
+    def _library(self) -> Path:
+        return self.folder / "played_clock.so"
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "clock"
+
+
 # ---- a driver that is played -----------------------------------------------------------------------------------------
 
 H100 = {
@@ -123,17 +192,8 @@ class PlayedDriver:
 
     def build(self) -> None:
         """Compile the library; all GPUs are healthy."""
-        compiler = shutil.which("cc")
-        if compiler is None:
-            raise NotPossibleHere(0, "the played driver has to be compiled, and there is no C compiler (cc)")
         library = self.folder / "libnvidia-ml.so.1"
-        flags = ["-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"]
-        done = subprocess.run(
-            [compiler, *flags, "-o", str(library), str(PLAYED_NVML)], capture_output=True, text=True,
-            timeout=BUILT_WITHIN_S, check=False,
-        )  # fmt: skip
-        if done.returncode != 0:
-            raise NotPossibleHere(0, f"the played driver cannot be compiled: {done.stderr.strip()[-200:]}")
+        _compile("the played driver", "played_nvml.c", library, "-Wl,-soname,libnvidia-ml.so.1")
         self.say({})
 
     def say(self, changes: Mapping[str, object]) -> None:

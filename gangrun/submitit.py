@@ -30,7 +30,7 @@ from gangrun.errors import UserError
 from gangrun.launch import stop
 from gangrun.runs.jobs import is_scheduler_here
 from gangrun.runs.locate import find
-from gangrun.runs.rank_output import Wanted, attempts_of, written
+from gangrun.runs.rank_output import Wanted, attempts_of, node_logs, written
 from gangrun.runs.snapshot import read
 from gangrun.runs.state import PENDING, run_state
 from gangrun.runs.times import wall_now
@@ -83,13 +83,27 @@ class GangJob(core.Job[Any]):  # type: ignore[misc]
         """End the run for good; ``check`` waits until it has ended."""
         stop.cancel(read(find(self.job_id)), None, lambda words: None, waits=check, now=False)
 
+    def results(self) -> list[Any]:
+        """What the function returned on each rank; raises ``exception()`` if the job has one."""
+        if self._sub_jobs and (failed := self.exception()) is not None:
+            raise failed
+        return list(super().results())
+
+    def exception(self) -> utils.UncompletedJobError | None:
+        """The error of the first task that has a traceback: once a rank has failed, the others are stopped."""
+        if not self._sub_jobs:
+            return super().exception()
+        self.wait()
+        found = [one for task in self._sub_jobs if (one := task.exception()) is not None]
+        return next((one for one in found if isinstance(one, utils.FailedJobError)), found[0] if found else None)
+
     def _get_logs_string(self, name: str) -> str | None:
         """What this rank printed in its last attempt; gangrun keeps both streams together."""
         del name
         paths = find(self.job_id)
         attempts = attempts_of(paths)
-        if not attempts:
-            return None
+        if not attempts or not node_logs(paths, attempts[-1]):
+            return None  # no rank has printed anything yet
         lines = written(paths, Wanted(frozenset({self.task_id or 0})), attempts[-1], None)
         return "".join(f"{line.partition('] ')[2]}\n" for line in lines)
 

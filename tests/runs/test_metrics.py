@@ -12,6 +12,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,46 @@ def test_the_dashboard_has_the_shape_that_grafana_imports() -> None:
         cells |= mine
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
         assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+def unlike(ours: Any, theirs: Any, place: str = "") -> Iterator[str]:
+    """What of ours is missing or different there."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for name, value in ours.items():
+            if name in theirs:
+                yield from unlike(value, theirs[name], f"{place}.{name}")
+            else:
+                yield f"{place}.{name} is no word of Grafana's"
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for k, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            yield from unlike(one, other, f"{place}[{k}]")
+    elif ours != theirs:
+        yield f"{place} is {ours!r}, and Grafana reads {theirs!r}"
+
+
+if sys.version_info >= (3, 11):  # Grafana's model needs that; an older Python has no such test, so none that is skipped
+
+    def test_the_dashboard_says_nothing_that_grafana_s_own_model_does_not_know() -> None:
+        from grafana_foundation_sdk.cog import plugins
+        from grafana_foundation_sdk.cog.encoder import JSONEncoder
+        from grafana_foundation_sdk.models import dashboard, prometheus
+
+        plugins.register_default_plugins()  # the options of each kind of panel, the queries of each kind of source
+        ours = json.loads(DASHBOARD.read_text("utf-8"))
+        read = dashboard.Dashboard.from_json(ours)
+        theirs = json.loads(json.dumps(read, cls=JSONEncoder))
+        assert not list(unlike(ours, theirs))
+        for panel in read.panels or ():
+            assert not isinstance(panel.options, dict), f"{panel.title}: Grafana knows no panel {panel.type_val}"
+            assert all(isinstance(one, prometheus.Dataquery) for one in panel.targets)
+        wrong = json.loads(json.dumps(ours))
+        wrong["panels"][0]["options"]["colourMode"] = "value"
+        wrong["refersh"] = "30s"
+        read_anew = json.loads(json.dumps(dashboard.Dashboard.from_json(wrong), cls=JSONEncoder))
+        assert [one.partition(" ")[0] for one in unlike(wrong, read_anew)] == [
+            ".panels[0].options.colourMode",
+            ".refersh",
+        ]
 
 
 def test_the_page_about_it_names_every_figure() -> None:

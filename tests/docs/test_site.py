@@ -157,8 +157,12 @@ def test_each_section_has_a_picture(site: dict[str, Looked]) -> None:
         assert any(site[name].pictures for name in names), section
 
 
-def test_the_picture_of_a_checked_node_is_of_today(tmp_path: Path) -> None:
-    drawn = tmp_path / "health.svg"
-    subprocess.run([sys.executable, ROOT / "docs" / "draw_health.py", drawn], check=True, timeout=280)
-    assert text_of(drawn) == text_of(ROOT / "docs" / "health.svg")
-    assert "no run would use this node" in text_of(drawn)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("health", "no run would use this node"), ("convert", "gangrun run --nproc-per-node 1 train.py")],
+)
+def test_a_picture_of_what_a_command_prints_is_of_today(tmp_path: Path, name: str, words: str) -> None:
+    drawn = tmp_path / f"{name}.svg"
+    subprocess.run([sys.executable, ROOT / "docs" / f"draw_{name}.py", drawn], check=True, timeout=280)
+    assert text_of(drawn) == text_of(ROOT / "docs" / f"{name}.svg")
+    assert words in text_of(drawn)

@@ -226,7 +226,9 @@ def scheduled(test: DailyTest, variables: Mapping[str, str], tools: Tools) -> tu
     without = "scrontab is not enabled on this cluster (ScronParameters=enable in slurm.conf)"
     if not has_crontab and not takes_scrontab:
         words = "this host has no crontab" + (f", and {without}" if has_scrontab else " and no scrontab")
-        hint = "log in to a host that has one of them, and call gangrun health --schedule there"
+        daily = shlex.join(["gangrun", "health", "--quiet", *words_of(test.here), *_there(test, nodes)])
+        hint = "log in to a host that has one of them, and call gangrun health --schedule there; or let a systemd timer"
+        hint += f" call this every day: {daily}"
         raise UserError("schedule", f"{words}: nothing here would start a daily test", hint)
     when, prefix, lines = f"{minute} {hour} * * *", _surroundings(variables), list[str]()
     if has_crontab:
@@ -263,10 +265,13 @@ def _surroundings(variables: Mapping[str, str]) -> list[str]:
 
 def _tests(test: DailyTest, nodes: Sequence[str], prefix: Sequence[str]) -> list[str]:
     """The device tests of this host or of these nodes, and of nodes also the test in pairs."""
+    found = [_command(prefix, [*words_of(test.here), *_there(test, nodes)])]
+    return found + ([_command(prefix, ["--network", *_there(test, nodes)])] if len(nodes) > 1 else [])
+
+
+def _there(test: DailyTest, nodes: Sequence[str]) -> list[str]:
     queue = [*(["-p", test.partition] if test.partition else []), *(["-A", test.account] if test.account else [])]
-    there = ["--nodes", fold(nodes), *queue] if nodes else []
-    found = [_command(prefix, [*words_of(test.here), *there])]
-    return found + ([_command(prefix, ["--network", *there])] if len(nodes) > 1 else [])
+    return ["--nodes", fold(nodes), *queue] if nodes else []
 
 
 def _tests_of_job(test: DailyTest, prefix: Sequence[str], *, is_alone: bool) -> list[str]:

@@ -33,7 +33,6 @@ from gangrun.runs.slurm_queue import REASONS
 from gangrun.runs.status import (
     AlertStatus,
     AttemptStatus,
-    CheckpointStatus,
     DeviceTestStatus,
     ExcludedNode,
     JobStatus,
@@ -203,8 +202,7 @@ def _facts(status: Status, look: PageFormat) -> list[tuple[str, str]]:
     if status.gpu is not None and status.exit_code is None:
         count = [str(status.gpu.count)] if status.gpu.count > 1 else []
         facts.append(("GPUs" if count else "GPU", ", ".join([*count, *gpu_words(status.gpu)])))
-    unjudged = f"none that gangrun can judge: {clean(status.unjudged)}" if status.unjudged else "none known"
-    facts.append(("checkpoint", unjudged if status.checkpoint is None else _checkpoint(status.checkpoint, look)))
+    facts.append(("checkpoint", _checkpoint(status, look)))
     if status.memory_step is not None:
         where = "on the nodes themselves" + memory_words(status.memory_bears)
         facts.append(("in memory", f"step {status.memory_step}, {where}"))
@@ -295,7 +293,11 @@ def _one_job(job: JobStatus, look: PageFormat) -> str:
     return f"{clean(job.job)} {clean(job.state or 'forgotten by Slurm').lower()}{reason}{on}{until}{where}"
 
 
-def _checkpoint(checkpoint: CheckpointStatus, look: PageFormat) -> str:
+def _checkpoint(status: Status, look: PageFormat) -> str:
+    checkpoint = status.checkpoint
+    if checkpoint is None:
+        strange = f"none that gangrun can judge: {clean(status.unjudged)}" if status.unjudged else ""
+        return strange or (f"none: {clean(status.no_checkpoint)}" if status.no_checkpoint else "none known")
     seen = f", seen {ago_words(checkpoint.seen, look.now)}" if checkpoint.seen else ""
     step = "step not known" if checkpoint.step is None else f"step {checkpoint.step}"
     return f"{step}, {checkpoint.level}{seen}, {clean(checkpoint.path)}"

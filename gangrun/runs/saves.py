@@ -125,6 +125,22 @@ def unjudged_on_disk(asked: CheckpointSpec) -> str:
     return _in_time(asked.directory, look) or ""
 
 
+def nothing_in(directory: str) -> str:
+    """Why no checkpoint can be in this directory, in words; "" if something is in it, or nobody can tell."""
+
+    def look() -> str:
+        try:
+            with os.scandir(directory) as items:
+                holds = any(not item.name.startswith(".") for item in items)
+        except FileNotFoundError:
+            return f"{directory} does not exist"
+        except OSError as error:
+            return f"{directory} cannot be listed ({error.strerror or error})"
+        return "" if holds else f"{directory} is empty"
+
+    return _in_time(directory, look) or ""
+
+
 def _in_time(directory: str, look: Callable[[], T | None]) -> T | None:
     """What ``look`` finds there; None if the directory does not answer."""
     if not directory or directory in _silent:

@@ -25,7 +25,7 @@ from gangrun.errors import UserError
 from gangrun.runs.figures import NOT_NUMBERS, GpuFigures, figures_of
 from gangrun.runs.rank_output import lost_output
 from gangrun.runs.recoveries import Recovery, recoveries_of
-from gangrun.runs.saves import SavedOnDisk, SavesStatus, saves_status, state_figures, unjudged_on_disk
+from gangrun.runs.saves import SavedOnDisk, SavesStatus, nothing_in, saves_status, state_figures, unjudged_on_disk
 from gangrun.runs.snapshot import RunSnapshot, concerns_scheduler, read, with_queue
 from gangrun.runs.state import run_state
 from gangrun.runs.times import WallTimes, wall_now
@@ -281,6 +281,7 @@ class Status(msgspec.Struct, kw_only=True):
     checkpoint: CheckpointStatus | None = None
     debug_rank: int | None = None  # has a terminal, so the hang watch is suspended
     unjudged: str = ""  # if no checkpoint is known: what is in the directory that gangrun cannot judge
+    no_checkpoint: str = ""  # if none is known: that the directory does not exist, or is empty
     memory_step: int | None = None
     memory_bears: MemoryProtection | None = None
     nodes: tuple[str, ...]
@@ -353,6 +354,7 @@ def status_of(reading: RunSnapshot, now: float, saved: SavedOnDisk | None = None
         _add_last(status, reading, saved or SavedOnDisk())
     if status.checkpoint is None:
         status.unjudged = unjudged_on_disk(spec.checkpoint)
+        status.no_checkpoint = nothing_in(spec.checkpoint.directory)
     return status
 
 

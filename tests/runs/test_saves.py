@@ -29,7 +29,7 @@ def news(story: Builder, told: SavesTold) -> Path:
 
 
 def test_how_often_and_why_is_shown_and_a_failed_save_is_warned_of(runs: Path, tmp_path: Path, gangrun: Call) -> None:
-    story = running(runs, checkpoint_dir=str(tmp_path / "saves"))
+    story = running(runs, checkpoint_dir=str(tmp_path / "ckpt"))
     assert gangrun("status", "--json").json["saves"] is None
     assert "saves " not in gangrun("status").out
     news(story, WELL)
@@ -44,6 +44,19 @@ def test_how_often_and_why_is_shown_and_a_failed_save_is_warned_of(runs: Path, t
         saves = gangrun(command, "--json").json["saves"]
         assert saves["failed"] == {"step": 60, "at": BEGAN, "why": "step 60 was not saved: full", "in_a_row": 3}
         assert (saves["saved_step"], saves["saved_at"]) == (None, None)
+
+
+def test_a_checkpoint_directory_that_is_missing_or_empty_is_named(runs: Path, tmp_path: Path, gangrun: Call) -> None:
+    folder = tmp_path / "saves"
+    Builder(runs, checkpoint_dir=str(folder)).supervisor().up()
+    assert f"checkpoint none: {folder} does not exist" in " ".join(gangrun("status").out.split())
+    (folder / ".gangrun").mkdir(parents=True)
+    assert gangrun("status", "--json").json["no_checkpoint"] == f"{folder} is empty"
+    (folder / "step-3").mkdir()  # a save that is under way
+    assert "none known" in gangrun("status").out
+    folder.rename(tmp_path / "moved")
+    folder.touch()
+    assert "saves cannot be listed (Not a directory)" in gangrun("status", "--json").json["no_checkpoint"]
 
 
 def test_the_newest_checkpoint_is_found_without_a_look_into_older_ones(

@@ -148,7 +148,8 @@ SEEN_WITHIN_S = 15.0  # between a save and its verification, for a checkpoint th
 
 def save_now(reading: RunSnapshot, timeout_s: float | None, *, waits: bool) -> SaveReport:
     """Have all ranks save while they train on; ``UserError`` if nothing was saved."""
-    _demand_alive(reading, clean(reading.spec.run))
+    run = clean(reading.spec.run)
+    _demand_alive(reading, run, f"gangrun checkpoints {run} lists what it saved")
     with _order(reading, "gangrun checkpoint", timeout_s) as order:
         return _answered(reading.spec.checkpoint, order, waits=waits)
 
@@ -165,7 +166,7 @@ class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
 def drain(reading: RunSnapshot, node: str, timeout_s: float | None, *, waits: bool) -> DrainReport:
     """Have the ranks of a node move off it; ``UserError`` if that is refused."""
     run, agreed = clean(reading.spec.run), ""
-    _demand_alive(reading, run)
+    _demand_alive(reading, run, f"no rank of it is on {clean(node)}")
     with _order(reading, "gangrun drain", timeout_s, drain=node) as order:
         while True:
             for record in order.journal.poll():
@@ -223,11 +224,12 @@ def _order(reading: RunSnapshot, command: str, timeout_s: float | None, drain: s
             disk.unlink(paths.save_order)
 
 
-def _demand_alive(reading: RunSnapshot, run: str) -> None:
+def _demand_alive(reading: RunSnapshot, run: str, hint: str) -> None:
     truth = run_state(reading, wall_now())
     if truth.ended or truth.abandoned:
         why = f"has ended: {truth.state}, {clean(truth.reason)}" if truth.ended else "is run by no process any more"
-        raise UserError("ended", f"{run} {why}", f"gangrun checkpoints {run} lists what it saved")
+        on = "" if truth.state == Phase.SUCCEEDED.value else f"; gangrun resume {run} continues it"
+        raise UserError("ended", f"{run} {why}", hint + on)
 
 
 @dataclass(slots=True)

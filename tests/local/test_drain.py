@@ -46,3 +46,6 @@ def test_ranks_save_and_move_off_a_drained_node(box: Box) -> None:
     assert [one["node"] for one in status["excluded"]] == [node]
     assert status["attempts"][1]["resumed_from_step"] >= 5, "what they saved when asked"
     box.interrupt()
+    ended = box.gangrun("drain", run, node, "--runs-dir", str(box.runs), check=False)
+    assert ended.returncode == 2 and f"{run} has ended: CANCELLED" in ended.stderr
+    assert f"no rank of it is on {node}; gangrun resume {run} continues it" in ended.stderr

@@ -124,7 +124,7 @@ def logs(run: str | None, runs_dir: str | None, *, follow: bool, errors: bool, a
       gangrun logs --rank 0 -t 100    the last lines of rank 0
       gangrun logs --errors           who failed first, and how
     """  # noqa: D301 - click reads the backspace
-    from gangrun.runs.rank_output import Wanted, followed, newest_attempt, ranks_in, written
+    from gangrun.runs.rank_output import Wanted, followed, newest_attempt, ranks_in, refuse_unknown_ranks, written
 
     attempt, tail, wanted = asked["attempt"], asked["tail"], Wanted(ranks_in(asked["ranks"]), asked["node"])
     if errors and (follow or tail is not None):
@@ -133,6 +133,7 @@ def logs(run: str | None, runs_dir: str | None, *, follow: bool, errors: bool, a
         words = "--json needs --errors: the logs themselves are plain text"
         raise UserError("usage", words, "gangrun logs --errors --json")
     paths, color = find(run, runs_dir), look_now().color
+    refuse_unknown_ranks(paths, wanted, attempt)
     if errors:
         from gangrun.display.explain_page import failure_page
         from gangrun.runs.failures import failure_in, failures_of

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gangrun.adapters.fs.run_dir import RunPaths, file_name
 from gangrun.core.nodeset import NodesetError, natural_sort, unfold
+from gangrun.core.text import listed
 from gangrun.errors import UserError
 from gangrun.runs.follow import Follower
 from gangrun.runs.snapshot import read
@@ -186,6 +187,22 @@ def ranks_in(text: str | None) -> frozenset[int] | None:
         raise UserError("usage", f"--rank: {text!r} is neither a rank nor a list of ranks", hint) from None
 
 
+def refuse_unknown_ranks(paths: RunPaths, wanted: Wanted, attempt: int | None) -> None:
+    """``UserError`` if a wanted rank is not in ``attempt`` (None: the newest). Of earlier ones the most is known."""
+    if not wanted.ranks:
+        return
+    reading = read(paths)
+    count, newest = reading.spec.full_world_size, reading.state.attempt if reading.state else None
+    if newest is not None and newest.placement is not None and attempt in (None, newest.number):
+        count = newest.placement.world_size
+    unknown = sorted(rank for rank in wanted.ranks if rank >= count)
+    if count and unknown:
+        have = "has only rank 0" if count == 1 else f"has ranks 0 to {count - 1}"
+        which = f"attempt {attempt}" if attempt is not None else "this run"
+        words = f"--rank: there is no rank {unknown[0]}; {which} {have}"
+        raise UserError("usage", words, "leave --rank out to see all of them")
+
+
 def newest_attempt(paths: RunPaths, *, wait_for_it: bool) -> int:
     """The newest attempt with output; before there is any 0 if it is worth to ``wait_for_it``."""
     if known := attempts_of(paths):
@@ -201,9 +218,12 @@ def written(paths: RunPaths, wanted: Wanted, attempt: int, tail: int | None) -> 
     """The lines of one attempt, the last ``tail`` of each node."""
     logs = node_logs(paths, attempt, wanted.node)
     if not logs:
-        of = f" of node {wanted.node}" if wanted.node else ""
         have = ", ".join(str(number) for number in attempts_of(paths)) or "none"
-        raise UserError("no output", f"there is no output{of} in attempt {attempt}", f"attempts with output: {have}", 1)
+        words, hint = f"there is no output in attempt {attempt}", f"attempts with output: {have}"
+        if wanted.node and (others := node_logs(paths, attempt)):
+            words = f"there is no output of node {wanted.node} in attempt {attempt}"
+            hint = f"nodes with output: {listed([log.name.removesuffix('.log') for log in others])}"
+        raise UserError("no output", words, hint, 1)
     for log in logs:
         yield from lines_of(log, wanted) if tail is None else deque(lines_of(log, wanted), maxlen=tail)
 

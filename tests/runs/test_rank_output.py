@@ -127,6 +127,28 @@ def test_by_rank_node_and_tail(runs: Path, gangrun: Call) -> None:
     assert gangrun("logs", "--rank", "x").code == 2
 
 
+def test_a_rank_that_does_not_exist_is_refused_with_those_that_do(runs: Path, gangrun: Call) -> None:
+    story = restarted(runs)
+    for attempt in (0, 1):
+        printed(story, attempt, "n0", "[n0:rank0] zero")
+    said = gangrun("logs", "--rank", "0,7-9")
+    assert (said.code, said.out) == (2, "")
+    assert "there is no rank 7; this run has ranks 0 to 3" in said.err
+    for more in (("--errors",), ("--follow",), ("--attempt", "0")):
+        assert gangrun("logs", "--rank", "4", *more).code == 2
+    assert "attempt 0 has ranks 0 to 3" in gangrun("logs", "--rank", "4", "--attempt", "0").err
+    assert gangrun("logs", "--rank", "0").out == "[n0:rank0] zero\n"
+
+
+def test_a_node_without_output_is_refused_with_those_that_have_some(runs: Path, gangrun: Call) -> None:
+    story = running(runs)
+    printed(story, 0, "n0", "[n0:rank0] zero")
+    said = gangrun("logs", "--node", "n7")
+    assert said.code == 1
+    assert "there is no output of node n7 in attempt 0" in said.err and "nodes with output: n0" in said.err
+    assert "attempts with output: 0" in gangrun("logs", "--attempt", "5").err
+
+
 def test_head_and_tail_files_are_one_log(runs: Path, gangrun: Call) -> None:
     story = running(runs)
     printed(story, 0, "n0", "head")

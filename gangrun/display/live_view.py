@@ -154,7 +154,7 @@ class LiveView:
     err: TextIO = field(default_factory=lambda: sys.stderr)
     terminal: bool = False  # draw a live line on ``err``
     quiet_ranks: bool = False
-    closing: Callable[[], Sequence[str]] = list  # what stands below the last sentence of a failed run
+    closing: Callable[[], Sequence[str]] = list  # what stands below the last sentence of a run that did not succeed
     refused: deque[str] = field(default_factory=lambda: deque(maxlen=REFUSED_MAX_COUNT))  # lines the disk did not take
     losses: dict[tuple[int, str], str] = field(default_factory=dict)  # (attempt, node) -> what its log lacks
     _live: Live | None = None
@@ -238,7 +238,7 @@ class LiveView:
         if self._end is not None:
             self.say(self._end.reason, self._end.wall)
             with contextlib.suppress(OSError, RecordError, UserError):
-                for line in self.closing() if self._end.phase == Phase.FAILED.value else ():
+                for line in self.closing() if self._end.phase != Phase.SUCCEEDED.value else ():
                     self._emit(self.err, line)
         if self._live is not None:
             self._live.stop()

@@ -28,6 +28,7 @@ from gangrun.adapters.fs.journal import live_of
 from gangrun.adapters.fs.run_dir import RunPaths, mark_cancelled
 from gangrun.core.model import EXIT_CODES, TERMINAL, Phase, RunState
 from gangrun.display.live_view import LiveView, Observer
+from gangrun.display.text import clean
 from gangrun.entry.wiring import loss_part, output_part, urgent_part
 from gangrun.errors import UserError
 from gangrun.launch.stop import tell_end, wait_for_end
@@ -239,16 +240,20 @@ def shown(paths: RunPaths, variables: Mapping[str, str], *, as_json: bool, quiet
 
 
 def closing(paths: RunPaths) -> list[str]:
-    """Who failed first in the last attempt of a run, and where all is shown."""
+    """Below the end of a run that did not succeed: who failed first in its last attempt, and how to go on."""
     from gangrun.display.explain_page import closing_lines
 
-    reading = read(paths, timeline=True)
-    failure = failure_in(reading, reading.state.attempt.number if reading.state else None, Wanted())
+    reading, run = read(paths, timeline=True), clean(paths.run)
+    on = f"gangrun resume {run} continues the run"
+    if reading.state is None or reading.state.phase is not Phase.FAILED:
+        return [f"{on}; gangrun explain {run} shows every decision"]
+    failure = failure_in(reading, reading.state.attempt.number, Wanted())
+    told = [f"gangrun explain {run} shows every decision; {on}"]
     if not failure.groups and not failure.hung:
-        return []
+        return told
     tails = {one.exit.rank: tail_of(paths, failure.number, one.exit.rank) for one in failure.groups[:1]}
-    more = f"gangrun logs --errors {paths.run} shows all tracebacks"
-    return [*closing_lines(failure, tails, color=sys.stderr.isatty()), more]
+    more = f"gangrun logs --errors {run} shows all tracebacks"
+    return [*closing_lines(failure, tails, color=sys.stderr.isatty()), more, *told]
 
 
 def tell_json(paths: RunPaths) -> None:

@@ -20,7 +20,7 @@ from gangrun.runs.rank_output import lost_output
 from gangrun.runs.snapshot import read
 from tests.command_line import Call
 from tests.runs.builder import Builder
-from tests.runs.stories import failed, restarted, running, succeeded
+from tests.runs.stories import cancelled, failed, restarted, running, succeeded
 from tests.waiting import until
 
 
@@ -342,4 +342,22 @@ def test_the_end_of_a_failed_run_is_told_below_the_last_output(runs: Path) -> No
     assert 0 < text.index("the last line") < end < text.index("first to fail in attempt 1: rank 2 on n1")
     assert text.count("Traceback") == 1
     assert "rank 0 (a peer exited first): " in text[end:]
-    assert text.endswith(f"gangrun logs --errors {story.paths.run} shows all tracebacks\n")
+    run = story.paths.run
+    more = f"gangrun explain {run} shows every decision; gangrun resume {run} continues the run"
+    assert text.endswith(f"gangrun logs --errors {run} shows all tracebacks\n{more}\n")
+
+
+def test_the_end_of_a_cancelled_run_says_how_to_go_on_and_that_of_a_good_one_does_not(runs: Path) -> None:
+    def told_of(story: Builder) -> str:
+        told = io.StringIO()
+        view = view_of(story, told, told)
+        view.closing = lambda: closing(story.paths)
+        for record in read(story.paths, timeline=True).records:
+            view.record(record)
+        view.close()
+        return told.getvalue()
+
+    story = cancelled(runs)
+    words = f"gangrun resume {story.run} continues the run; gangrun explain {story.run} shows every decision\n"
+    assert told_of(story).endswith(words)
+    assert "gangrun" not in told_of(succeeded(runs, run="20261118-110640-other")).splitlines()[-1].partition(" ")[2]

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ import submitit.core.test_plugins
 import submitit.local.test_local as theirs
 from submitit.helpers import Checkpointable, CommandFunction, DelayedSubmission
 
+from gangrun.runs.locate import find
 from gangrun.submitit import GangExecutor, GangJob
 from tests.faults.inject import PLAIN
+from tests.local.harness import processes_of
 from tests.waiting import until
 
 pytestmark = pytest.mark.processes
@@ -32,18 +36,22 @@ class Here(GangExecutor):
 
 
 @pytest.fixture(autouse=True)
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs and their index are this test's own; functions of this module can be imported by ranks."""
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs and their index are this test's own, and end with it; functions of this module can be imported by ranks."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    yield
+    for pid in processes_of(str(tmp_path / "state")):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
     "test",
     [
         theirs.test_local_map_array, theirs.test_local_submit_array, theirs.test_local_error,
-        theirs.test_pickle_output_from_main, theirs.test_get_first_task_error, theirs.test_stdout,
+        theirs.test_pickle_output_from_main, theirs.test_stdout,
         theirs.test_load_submission,
     ],
 )  # fmt: skip
@@ -101,6 +109,40 @@ def test_a_callable_that_can_be_saved_goes_on_where_it_was_stopped(tmp_path: Pat
     subprocess.run([*PLAIN, "resume", "--detach", job.job_id], check=True, capture_output=True, timeout=WITHIN_S)
     job.watcher.clear()
     assert job.results() == ["worked", "worked"]
+
+
+def fails_beside_one_that_waits() -> None:
+    if submitit.JobEnvironment().global_rank == 1:
+        raise RuntimeError("failed on purpose")
+    while True:
+        signal.pause()
+
+
+def test_the_error_of_a_job_is_that_of_the_rank_that_failed_not_of_those_that_were_stopped(tmp_path: Path) -> None:
+    executor = Here(tmp_path / "folder")
+    executor.update_parameters(tasks_per_node=3, stop_grace=1)
+    job = executor.submit(fails_beside_one_that_waits)
+    found = job.exception()
+    assert isinstance(found, submitit.core.utils.FailedJobError), found
+    assert "Traceback" in found.args[0] and "failed on purpose" in found.args[0]
+    with pytest.raises(submitit.core.utils.FailedJobError, match="failed on purpose"):
+        job.results()
+
+
+def waits_for(path: str) -> None:
+    until(Path(path).exists, WITHIN_S, "the end")
+
+
+def test_what_a_rank_prints_is_none_until_it_has_printed_something(tmp_path: Path) -> None:
+    job = Here(tmp_path / "folder").submit(waits_for, str(tmp_path / "end"))
+    logs = find(job.job_id).logs
+    for text in (job.stdout(), job.stderr()):
+        assert text is None or "ERROR" not in text
+    (logs / "7").mkdir(parents=True)  # an attempt whose nodes have not opened their logs
+    assert job.stdout() is None and job.stderr() is None
+    (logs / "7").rmdir()
+    (tmp_path / "end").touch()
+    assert job.results() == [None]
 
 
 def test_a_command_runs_on_every_rank(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gangrun.cli.options import Typed, runs_dir_option
+from gangrun.cli.options import Typed, file_names, run_or_file_names, runs_dir_option
 from gangrun.config.parsers import whole
 from gangrun.display.status_page import look_now
 from gangrun.display.text import clean, echo_json, size_words
@@ -24,14 +24,14 @@ def _kind(value: object) -> Any:
 
 
 @click.command("chaos", context_settings=CONTEXT)
-@click.argument("words", nargs=-1, metavar="[RUN | COMMAND...]")
+@click.argument("words", nargs=-1, metavar="[RUN | COMMAND...]", shell_complete=run_or_file_names)
 @click.option("--local", is_flag=True, help="Strike small runs of your own on this machine, which train COMMAND.")
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), metavar="FILE", help="Plan of drills, in TOML.")
 @click.option("--kind", "kinds", type=Typed(_kind, name="kind"), multiple=True, help="One drill of KIND; repeatable.")
 @click.option("--seed", type=Typed(whole(0), name="number"), default="0", show_default=True,
               help="Seed of all that the plan leaves to chance.")  # fmt: skip
 @click.option("--list", "lists", is_flag=True, help="List the kinds of drills and what each should lead to.")
-@click.option("--html", metavar="FILE", help="Also write a page for a browser to FILE.")
+@click.option("--html", metavar="FILE", shell_complete=file_names, help="Also write a page for a browser to FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--yes", is_flag=True, help="Strike a live run without asking.")
 @runs_dir_option

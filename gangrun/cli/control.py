@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gangrun.cli.options import TIME, Typed, asks, json_option, run_argument, runs_dir_option
+from gangrun.cli.options import TIME, Typed, asks, json_option, node_names, run_argument, run_names, runs_dir_option
 from gangrun.config.parsers import resume_request, whole
 from gangrun.display.text import clean, echo_json
 from gangrun.errors import DONE, UserError
@@ -78,8 +78,8 @@ def checkpoint(run: str | None, waits: bool, timeout_s: float | None, as_json: b
 
 
 @click.command("drain")
-@click.argument("run")
-@click.argument("node")
+@click.argument("run", shell_complete=run_names)
+@click.argument("node", shell_complete=node_names)
 @click.option("--wait/--no-wait", "waits", default=True, help="Wait until no rank is on the node (default).")
 @click.option("--timeout", "timeout_s", type=TIME, help="Stop waiting after TIME (default never).")
 @json_option

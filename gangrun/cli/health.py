@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gangrun.cli.options import json_option
+from gangrun.cli.options import file_names, json_option, run_argument
 from gangrun.config import environment
 from gangrun.errors import DONE, UserError
 
@@ -20,7 +20,7 @@ WAIT_MAX_S = 600.0
 
 
 @click.command("health")
-@click.argument("run", required=False, metavar="[RUN]")
+@run_argument
 @click.option("--nodes", metavar="LIST", help="Nodes to check through srun instead of this one: n[1-4],n7.")
 @click.option("-p", "--partition", default="", metavar="NAME", help="Partition to queue in, for --nodes outside a job.")
 @click.option("-A", "--account", default="", metavar="NAME", help="Account to charge, for --nodes outside a job.")
@@ -39,6 +39,7 @@ WAIT_MAX_S = 600.0
     "paths",
     multiple=True,
     metavar="DIR",
+    shell_complete=file_names,
     help="Directory to write to (default: this one and the temporary one).",
 )
 @click.option("--peer", "peers", multiple=True, metavar="HOST", help="Host name that must resolve.")

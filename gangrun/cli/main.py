@@ -159,8 +159,13 @@ def group(ctx: click.Context) -> int:
     return USAGE
 
 
+def _commands(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    del ctx, param
+    return [name for name in COMMANDS if name.startswith(incomplete)]
+
+
 @group.command("help")
-@click.argument("command", required=False, metavar="[COMMAND]")
+@click.argument("command", required=False, metavar="[COMMAND]", shell_complete=_commands)
 @click.pass_context
 def help_command(ctx: click.Context, command: str | None) -> int:
     """Show the help of gangrun or of one command."""

@@ -8,7 +8,8 @@ from typing import Any
 import click
 import msgspec
 
-from gangrun.cli.options import TIME, asks, json_option, runs_dir_option
+from gangrun.cli.options import TIME, Typed, asks, json_option, run_names, run_or_file_names, runs_dir_option
+from gangrun.config import parsers
 from gangrun.core.nodeset import fold
 from gangrun.display.status_page import look_now
 from gangrun.display.text import clean, echo_json, size_words, styled, table
@@ -35,12 +36,17 @@ class ConfigReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command("checkpoints")
-@click.argument("where", required=False, metavar="[DIR|RUN]")
+@click.argument("where", required=False, metavar="[DIR|RUN]", shell_complete=run_or_file_names)
 @click.option("--verify", is_flag=True, help="Read every byte not yet verified; exit 1 if the newest is invalid.")
 @click.option(
     "--checkpoint-pattern", metavar="REGEX", help="Pattern of checkpoint directory names; its group is the step."
 )
-@click.option("--framework", metavar="auto|NAME", help="Framework that saved there, such as hf; auto = by the names.")
+@click.option(
+    "--framework",
+    type=Typed(parsers.framework, parsers.framework_names, raw=True),
+    metavar="auto|NAME",
+    help="Framework that saved there, such as hf; auto = by the names.",
+)
 @click.option(
     "--validator", metavar="COMMAND", help="With --verify, also run this command; it exits 0 if valid, 1 if not."
 )
@@ -147,7 +153,7 @@ def config(show: bool, config_file: Path | None, as_json: bool) -> int:
 
 
 @click.command("prune")
-@click.argument("runs", nargs=-1, metavar="[RUN...]")
+@click.argument("runs", nargs=-1, metavar="[RUN...]", shell_complete=run_names)
 @click.option("--older-than", type=TIME, help="Remove runs that ended longer ago than TIME (default 14d).")
 @click.option("--keep", type=click.IntRange(min=0), default=0, metavar="N", help="Keep the N newest runs (default 0).")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -14,19 +15,71 @@ from gangrun.errors import UserError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from gangrun.adapters.fs.index import IndexEntry
+    from gangrun.config.settings import Words
+
 F = TypeVar("F", bound=Callable[..., Any])
 TYPED = "gangrun.typed"  # the words of a command line, in ``click.Context.meta``
 
 
+def file_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The shell completes the name of a file or directory."""
+    from click.shell_completion import CompletionItem
+
+    del ctx, param
+    return [CompletionItem(incomplete, type="file")]
+
+
+def run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Ids and names of runs that begin like this, the newest first."""
+    from click.shell_completion import CompletionItem
+
+    del param
+    known = _entries(ctx)
+    found = {one.run: one.name for one in known} | {one.name: "the newest run of this name" for one in reversed(known)}
+    return [CompletionItem(word, help=told) for word, told in found.items() if word.startswith(incomplete)]
+
+
+def run_or_file_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Runs, and files if no run begins like this."""
+    return (run_names(ctx, param, incomplete) if incomplete else []) or file_names(ctx, param, incomplete)
+
+
+def node_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Nodes of the run that is named before."""
+    from click.shell_completion import CompletionItem
+
+    from gangrun.runs.locate import find
+    from gangrun.runs.snapshot import read
+
+    del param
+    run, nodes = ctx.params.get("run"), list[str]()
+    entry = next((one for one in _entries(ctx) if run in (one.run, one.name)), None)
+    if entry is not None:
+        with contextlib.suppress(UserError, OSError):
+            reading = read(find(entry.run, ctx.params.get("runs_dir")))
+            nodes = [*(reading.state.roster.nodes if reading.state is not None else reading.spec.nodes)]
+    return [CompletionItem(node) for node in nodes if node.startswith(incomplete)]
+
+
+def _entries(ctx: click.Context) -> Sequence[IndexEntry]:
+    from gangrun.runs.locate import entries_of
+
+    try:
+        return entries_of(ctx.params.get("runs_dir"))
+    except (UserError, OSError):
+        return ()
+
+
 def run_argument(function: F) -> F:
     """``[RUN]``."""
-    return click.argument("run", required=False, metavar="[RUN]")(function)
+    return click.argument("run", required=False, metavar="[RUN]", shell_complete=run_names)(function)
 
 
 def runs_dir_option(function: F) -> F:
     """``--runs-dir``."""
     words = "Search only DIR for runs (default your index and ./gangrun_runs)."
-    return click.option("--runs-dir", metavar="DIR", help=words)(function)
+    return click.option("--runs-dir", metavar="DIR", help=words, shell_complete=file_names)(function)
 
 
 def json_option(function: F) -> F:
@@ -42,7 +95,7 @@ def asks() -> bool:
 class Typed(click.ParamType[Any]):
     """A value that a parser of ours checks; ``raw`` leaves it as it was typed, for the layers of settings."""
 
-    def __init__(self, parse: Parser, words: tuple[str, ...] = (), *, raw: bool = False, name: str = "value") -> None:
+    def __init__(self, parse: Parser, words: Words = (), *, raw: bool = False, name: str = "value") -> None:
         self.name = name  # in capitals it stands for the value in --help
         self._parse, self._words, self._raw = parse, words, raw
 
@@ -61,7 +114,8 @@ class Typed(click.ParamType[Any]):
         from click.shell_completion import CompletionItem
 
         del ctx, param
-        return [CompletionItem(word) for word in self._words if word.startswith(incomplete)]
+        words = self._words() if callable(self._words) else self._words
+        return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 
 
 TIME = Typed(span_s, name="time")
@@ -92,6 +146,12 @@ class GroupedCommand(click.Command):
         """Keep the words as they were typed: a batch script may bring more options."""
         ctx.meta[TYPED] = tuple(args)
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Behind the first word of COMMAND stand that command's own words: the shell completes files."""
+        if ctx.params.get("words"):
+            return file_names(ctx, self.params[0], incomplete)
+        return super().shell_complete(ctx, incomplete)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """One section for each group."""

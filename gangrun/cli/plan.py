@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from gangrun.cli.options import TIME, Typed, json_option, runs_dir_option
+from gangrun.cli.options import TIME, Typed, json_option, run_names, runs_dir_option
 from gangrun.config.parsers import BadValue, positive_span_s
 from gangrun.display.account_page import plan_page
 from gangrun.display.status_page import look_now
@@ -109,7 +109,9 @@ class Given:
 @click.option("--spares", type=click.IntRange(min=0), metavar="N", help="Spare nodes (default as many as P99 needs).")
 @click.option("--interval", type=SPAN, help="Also compare saving this often.")
 @click.option("--gpu-hour-price", type=click.FloatRange(min=0), metavar="PRICE", help="Price of a GPU for an hour.")
-@click.option("--from", "source", metavar="RUN", help="Take size, failures and save times from RUN.")
+@click.option(
+    "--from", "source", metavar="RUN", shell_complete=run_names, help="Take size, failures and save times from RUN."
+)
 @json_option
 @runs_dir_option
 def plan(as_json: bool, runs_dir: str | None, source: str | None, **options: Any) -> int:

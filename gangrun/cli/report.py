@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gangrun.cli.options import Typed, json_option, run_argument, runs_dir_option
+from gangrun.cli.options import Typed, file_names, json_option, run_argument, runs_dir_option
 from gangrun.config.parsers import flops, positive_span_s
 from gangrun.display.account_page import cluster_page, report_page
 from gangrun.display.status_page import look_now
@@ -31,6 +31,7 @@ FLOPS = Typed(flops, name="flops")
     is_flag=False,
     flag_value="",
     metavar="[FILE]",
+    shell_complete=file_names,
     help="Write a page with pictures to FILE (default RUN.html).",
 )
 @json_option

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gangrun.cli.options import TYPED, GroupedCommand
+from gangrun.cli.options import TYPED, GroupedCommand, file_names
 from gangrun.cli.train import CONTEXT, flag, request_of, run, training_options
 from gangrun.config.environment import all_variables
 from gangrun.config.settings import GROUPS, OUTPUT, SETTINGS
@@ -99,7 +99,7 @@ def _from_script(ctx: click.Context, script: SlurmScript, arguments: tuple[str, 
 
 
 @click.command("convert")
-@click.argument("script", metavar="SCRIPT")
+@click.argument("script", metavar="SCRIPT", shell_complete=file_names)
 def convert(script: str) -> int:
     """Print a batch script with a gangrun run line in place of its launch line.
 

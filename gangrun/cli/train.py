@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from gangrun.cli.options import Grouped, GroupedCommand, Typed
+from gangrun.cli.options import Grouped, GroupedCommand, Typed, file_names
 from gangrun.config.environment import all_variables
 from gangrun.config.launchers import (
     LACKED,
@@ -66,7 +66,7 @@ def training_options(settings: Iterable[Setting]) -> Callable[[F], F]:
         click.option("--env-file", "env_files", multiple=True, help="File of NAME=VALUE lines; repeatable.", **path),
         click.option("--config", "config_file", help="File of settings, stronger than the others.", **path),
         *(_setting_option(row) for row in settings if not row.in_files_only),
-        click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND..."),
+        click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...", shell_complete=file_names),
         *(
             click.option("--" + spelled.split()[-1], name, default=None, hidden=True, is_flag=spelled in VALUELESS)
             for spelled, name in TORCHRUN_ONLY.items()
@@ -91,6 +91,8 @@ def _setting_option(row: Setting) -> Callable[[F], F]:
     def parse(value: object) -> Any:
         return row.kind.parse((value,) if row.many else value)
 
+    if row.kind.metavar in ("FILE", "COMMAND") or "PATH" in row.kind.metavar.split("|"):
+        more["shell_complete"] = None if row.kind.words else file_names
     more["type"] = click.Path() if row.kind.metavar == "DIR" else Typed(parse, row.kind.words, raw=True)
     return click.option(*names, default=None, multiple=row.many, metavar=row.kind.metavar, **more)
 

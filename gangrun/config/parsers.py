@@ -192,13 +192,18 @@ def step_pattern(value: object) -> str:
 
 def framework(value: object) -> str:
     """auto, or the name of a framework whose checkpoints gangrun knows; "" means none."""
+    asked, known = str(value).strip().lower(), framework_names()
+    if asked and asked not in known:
+        hint = "use --checkpoint-pattern for directories of torch.distributed.checkpoint, --validator for other formats"
+        raise BadValue(f"gangrun does not know how {value!r} saves; it knows {', '.join(known)}", hint)
+    return asked
+
+
+def framework_names() -> tuple[str, ...]:
+    """What ``framework`` takes."""
     from gangrun.frameworks.framework import AUTO, known_names  # not for those who only need a time
 
-    asked, known = str(value).strip().lower(), known_names()
-    if asked and asked not in (AUTO, *known):
-        hint = "use --checkpoint-pattern for directories of torch.distributed.checkpoint, --validator for other formats"
-        raise BadValue(f"gangrun does not know how {value!r} saves; it knows {', '.join((AUTO, *known))}", hint)
-    return asked
+    return (AUTO, *known_names())
 
 
 def _choice(kind: str, words: tuple[str, ...]) -> Parser:
@@ -250,13 +255,19 @@ def notify_addresses(value: object) -> tuple[str, ...]:
 
 def notify_kinds(value: object) -> tuple[str, ...]:
     """Kinds of news, in one text with commas or in a list."""
-    from gangrun.wire.spec import NEWS  # not for --help
-
+    news = news_names()
     asked = converted(value.replace(",", " ").split() if isinstance(value, str) else value, tuple[str, ...], "a list")
     for word in asked:
-        if word not in NEWS:
-            raise BadValue(f"{word!r} is not one of {', '.join(NEWS)}")
-    return tuple(one for one in NEWS if one in asked)
+        if word not in news:
+            raise BadValue(f"{word!r} is not one of {', '.join(news)}")
+    return tuple(one for one in news if one in asked)
+
+
+def news_names() -> tuple[str, ...]:
+    """What ``notify_kinds`` takes."""
+    from gangrun.wire.spec import NEWS  # not for --help
+
+    return tuple(NEWS)
 
 
 def refill(value: object) -> float | None:

@@ -7,6 +7,7 @@ keeps them equal: to load those structs would cost every ``--help``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from gangrun.config import parsers
 from gangrun.config.environment import RUNS_DIR
 from gangrun.config.health_table import HealthTable, health_table
+
+Words = tuple[str, ...] | Callable[[], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class ValueKind:
     parse: parsers.Parser
     metavar: str = ""
     unit: str = ""
-    words: tuple[str, ...] = ()  # what may be completed on the command line
+    words: Words = ()  # what may be completed on the command line
 
 
 SWITCH = ValueKind(parsers.switch)
@@ -121,7 +124,7 @@ SETTINGS: tuple[Setting, ...] = (
         0.0, "policy.total_time_s", zero="no limit",
     ),
     Setting(
-        "refill", ValueKind(parsers.refill, "off|spare|wait:MINUTES"), RECOVERY,
+        "refill", ValueKind(parsers.refill, "off|spare|wait:MINUTES", "", (*parsers.REFILLS, "wait:")), RECOVERY,
         "Slurm: replace missing nodes by one-node jobs; wait = hold the other nodes meanwhile",
         None, "policy.refill_wait_s", told_default="off",
     ),
@@ -139,7 +142,7 @@ SETTINGS: tuple[Setting, ...] = (
         r"step-(\d+)", "checkpoint.pattern",
     ),
     Setting(
-        "framework", ValueKind(parsers.framework, "auto|NAME"), CHECKPOINTS,
+        "framework", ValueKind(parsers.framework, "auto|NAME", "", parsers.framework_names), CHECKPOINTS,
         "Framework that saves there, such as hf; auto = tell it by the names", "", "checkpoint.framework",
     ),
     Setting(
@@ -288,7 +291,7 @@ SETTINGS: tuple[Setting, ...] = (
         "Address of a service that is told of the run, as apprise has it; repeatable", (), many=True, secret=True,
     ),
     Setting(
-        "notify_on", ValueKind(parsers.notify_kinds, "KIND,..."), OUTPUT,
+        "notify_on", ValueKind(parsers.notify_kinds, "KIND,...", "", parsers.news_names), OUTPUT,
         "News to tell: started, recovered, attention, finished, eta", NOTIFY_ON, "notify.on", told_default="all",
     ),
     Setting(

@@ -273,6 +273,7 @@ def test_mistakes_in_a_profile_are_told(home: Path, gangrun: Call, text: str, wo
 def test_the_words_of_a_choice_are_those_that_the_core_knows(name: str) -> None:
     """They stand twice, since --help does not import the core."""
     kind = next(row.kind for row in SETTINGS if row.name == name)
+    assert isinstance(kind.words, tuple)
     members = [kind.parse(word) for word in kind.words]
     assert [one.value for one in members] == list(kind.words)
     assert len(members) == len(type(members[0]).__members__)

@@ -191,7 +191,7 @@ def main(argv: list[str] | None = None) -> None:
         _tell(words, error.kind, error.message, error.hint)
         sys.exit(error.code)
     except click.ClickException as error:
-        _tell(words, "usage", error.format_message().rstrip("."), _usage_hint(error))
+        _tell(words, "usage", error.format_message().rstrip("."), _usage_hint(error, words))
         sys.exit(USAGE)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
@@ -206,8 +206,10 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(UNKNOWN)
 
 
-def _usage_hint(error: click.ClickException) -> str:
-    path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "gangrun"
+def _usage_hint(error: click.ClickException, words: list[str]) -> str:
+    path = " ".join(("gangrun", *(word for word in words[:1] if word in COMMANDS)))
+    if isinstance(error, click.UsageError) and error.ctx:
+        path = error.ctx.command_path
     return f"see {path} --help"
 
 

@@ -88,7 +88,8 @@ def added_variables(pairs: Iterable[str], files: Iterable[Path], inherited: Mapp
         try:
             lines = path.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError("usage", f"--env-file {path}: {error}", "name a text file of NAME=VALUE lines") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UserError("usage", f"--env-file {path}: {why}", "name a text file of NAME=VALUE lines") from error
         for number, raw in enumerate(lines, 1):
             line = raw.strip()
             if line and not line.startswith("#"):

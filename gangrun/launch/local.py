@@ -96,7 +96,9 @@ def _made(wish: ResolvedRequest) -> tuple[RunPaths, RunSpec]:
     ranks = slots.ranks_count
     disk, wall, nodes = Disk(), SystemClock().wall(), nodes_of(wish.settings)
     if request.debug_rank is not None and request.debug_rank >= ranks * len(nodes):
-        words = f"--debug-rank {request.debug_rank}: this run has ranks 0 to {ranks * len(nodes) - 1}"
+        last = ranks * len(nodes) - 1
+        have = f"ranks 0 to {last}" if last else "only rank 0"
+        words = f"--debug-rank {request.debug_rank}: this run has {have}"
         raise UserError("usage", words, "--nproc-per-node says how many ranks a node has")
     DebugTerminal.of(request.debug_rank, detached=request.detach)  # refused before anything is made
     draft = wish.draft(

@@ -18,7 +18,7 @@ from gangrun.config import environment
 from gangrun.config.layers import layered, usual_files
 from gangrun.core.checkpoints.resume import Candidate, Chosen, Kind, ResumeRequest, choose
 from gangrun.core.text import step_or_none
-from gangrun.errors import NO_SUCH_RUN, UNKNOWN, UserError
+from gangrun.errors import UNKNOWN, UserError
 from gangrun.runs.locate import find
 from gangrun.runs.snapshot import patience, read
 from gangrun.runs.status import SCHEMA, memory_step
@@ -161,14 +161,17 @@ def _directory(where: str | None, pattern: str | None) -> CheckpointPlace | None
     if where is not None and os.path.isfile(where):
         folder, name = os.path.split(os.path.abspath(where))
         return CheckpointPlace(folder, DEFAULT_PATTERN, file=name)
-    if where is not None and os.sep in where and not os.path.exists(where):
-        hint = "gangrun status --all lists the runs"
-        raise UserError("no checkpoints", f"{where} is neither a directory nor a run", hint, NO_SUCH_RUN)
     return None
 
 
 def _of_run(where: str | None, pattern: str | None, runs_dir: str | None) -> CheckpointPlace:
-    reading = read(find(where, runs_dir))
+    try:
+        reading = read(find(where, runs_dir))
+    except UserError as error:
+        if error.kind != "no such run" or where is None:
+            raise
+        words = f"{where} is neither a directory nor a run"
+        raise UserError(error.kind, words, error.hint, error.code) from error
     asked = reading.spec.checkpoint
     if not asked.directory:
         hint = "name the directory: gangrun checkpoints DIR (the run was started without --checkpoint-dir)"

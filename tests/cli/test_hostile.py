@@ -213,3 +213,18 @@ def test_any_name_and_any_figures(name: str, live: dict) -> None:
             assert harmless(said.out)
         shutil.rmtree(story.paths.terms)
         assert call("status", story.run, "--runs-dir", folder).code == 0
+
+
+def test_a_slip_on_the_command_line_is_answered_with_the_thing_and_the_way_out(home: Path, gangrun: Call) -> None:
+    """None of these starts anything."""
+    for words, told in (
+        (("run", "--checkpoint-dir"), "see gangrun run --help"),
+        (("run", "--env-file", "no", "sh"), "--env-file no: No such file or directory\n"),
+        (("run", "--here", "--nproc-per-node", "1", "--debug-rank", "5", "sh"), "this run has only rank 0"),
+        (("checkpoints", "nowhere"), "nowhere is neither a directory nor a run"),
+        (("checkpoints", "no/where"), "no/where is neither a directory nor a run"),
+        (("status", "--nope"), "see gangrun status --help"),
+        (("--nope",), "see gangrun --help"),
+    ):
+        said = gangrun(*words)
+        assert said.code and told in said.err, (words, said)

@@ -31,7 +31,9 @@ from gangrun.planning.plan import BY_HAND_S, NOTICING_BY_HAND_S
 from gangrun.runs.recoveries import Part, Recovery, placed_nodes, recoveries_of
 from gangrun.runs.saves import read_saves
 from gangrun.runs.snapshot import RunSnapshot, read
+from gangrun.runs.state import run_state
 from gangrun.runs.status import SCHEMA, newest_step, redone_share, went_on_from
+from gangrun.runs.times import wall_now
 from gangrun.wire.record import Record
 
 _OF_PART = {
@@ -554,13 +556,13 @@ def report_of(
             until_ms=_until_ms(reading), stalled_ms=_stalled_ms(reading),
         )  # fmt: skip
 
-    found = made(None)
+    found, now = made(None), run_state(reading, wall_now()).state
     recent = None if window_s is None else WindowReport(seconds=window_s, ettr=made(_ms(window_s)).useful_share)
     uses = tuple(_total(use, found, gpus, price) for use in TimeUse if found.run_ms.get(use) or found.node_ms[use])
     held_ms = sum(found.node_ms.values()) - found.node_ms[TimeUse.QUEUE]
     recoveries = [one for one in recoveries_of(reading.records) if one.next_attempt is not None]
     return RunReport(
-        run=spec.run, name=spec.name, state=state.phase.value, whole_s=found.whole_ms / 1000, ettr=found.useful_share,
+        run=spec.run, name=spec.name, state=now, whole_s=found.whole_ms / 1000, ettr=found.useful_share,
         window=recent, mfu=None if flops is None else _mfu_report(reading, flops, window_s), gpus_per_node=gpus,
         node_s=held_ms / 1000, gpu_h=_gpu_h(held_ms, gpus), failures=failures_by_cause(state),
         cost=None if price is None else _gpu_h(held_ms, gpus) * price, recoveries=len(recoveries), uses=uses,

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.fs.run_dir import mark_cancelled
 from gangrun.core.events import CheckpointSeen, FirstStepSeen, NodeLost, ProgressMarked
 from gangrun.core.model import CheckpointRef, Level
 from gangrun.core.text import SAVE_TIMES
@@ -338,6 +340,15 @@ def test_all_runs_together_name_causes_and_nodes(runs, gangrun: Call) -> None:
 def test_every_cause_is_of_a_kind_and_no_run_saves_nothing(runs, gangrun: Call) -> None:
     assert ledger._KIND_OF.keys() == ledger.FAILURE_OUTCOMES
     assert "saved       nothing yet" in gangrun("report", "--all").out
+
+
+def test_a_run_that_was_killed_by_its_cancel_does_not_go_on(runs, gangrun: Call) -> None:
+    story = Builder(runs).supervisor().up()
+    mark_cancelled(Disk(), story.paths, "eve", 0.0)
+    said = gangrun("report").out
+    assert "(train), CANCELLED" in said
+    assert "The run goes on" not in said
+    assert gangrun("report", "--all", "--json").json["runs"][0]["state"] == "CANCELLED"
 
 
 def test_a_run_without_a_journal_says_so(runs, gangrun: Call) -> None:

@@ -331,6 +331,8 @@ class Launcher:
             if not self.observer.leave(LAST_LOOK_WITHIN_S, lambda: len(self.cancelling.signals) > heard_count):
                 self.view.say(f"some of the last lines are missing here: gangrun logs {self.paths.run} shows all")
             self._tell_bad_ends(NEVER)
+            if self.cancelling.meant and not self.observer.ended and not self._removed:
+                self.view.say(f"all ranks were killed; gangrun resume {self.paths.run} continues the run")
             if self.terminal is not None:
                 self.terminal.restore()
         return self.cancelling.code()

@@ -36,6 +36,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_rank_that_will_not_stop(box: Box) -
     until(lambda: (box.run_dir() / "cancelled").exists(), 10, "the mark is there")
     box.process.send_signal(signal.SIGINT)
     assert box.end(30) == 130, box.told()
+    assert f"gangrun resume {box.run_dir().name} continues the run" in box.err.read_text()
     assert not box.left()
     assert box.status()["state"] == "CANCELLED"
     joined = next(record.event for record in journal(box) if record.kind == "AgentJoined")

@@ -408,6 +408,8 @@ def _add_last(status: Status, reading: RunSnapshot, saved: SavedOnDisk) -> None:
     if found is not None and (newest is None or found[0] > newest.step):
         step, path, at = found
         status.checkpoint = CheckpointStatus(step=step_or_none(step), path=path, level="unread", seen=at)
+        if newest is not None and status.step == newest.step and step_or_none(step) is not None:
+            status.step = step  # of a script whose steps are those that it saves
 
 
 def _add_state(status: Status, reading: RunSnapshot, state: RunState, now: float) -> None:

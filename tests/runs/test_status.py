@@ -295,6 +295,20 @@ def test_an_ended_run_shows_its_last_step_and_its_last_checkpoint(runs: Path, ga
     assert gangrun("status", "--json").json["checkpoint"]["step"] == 20
 
 
+def test_the_last_step_of_an_ended_run_is_not_below_its_last_checkpoint(runs: Path, gangrun: Call, home: Path) -> None:
+    """Of a script that reports no steps: of those that it saved, the supervisor had seen step 20 last."""
+    folder = home / "ckpt" / "step-40"
+    story = Builder(runs, checkpoint_dir=str(folder.parent), reports=False).supervisor().up()
+    story.on(CheckpointSeen(CheckpointRef(20, str(home / "ckpt" / "step-20"), Level.VERIFIED)), 60)
+    folder.mkdir(parents=True)
+    (folder / ".metadata").write_bytes(b"x")
+    os.utime(folder, (story.now, story.now))
+    assert gangrun("status", "--json").json["step"] == 20
+    story.on(CancelRequested("eve")).stopped()
+    status = gangrun("status", "--json").json
+    assert (status["checkpoint"]["step"], status["step"]) == (40, 40)
+
+
 def test_what_a_frameworks_file_tells_counts_for_a_run_that_reports_nothing(runs: Path, home: Path) -> None:
     at = 1_795_000_005.0
     folder = home / "ckpt"

@@ -39,6 +39,7 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.net import sockets
 from gangrun.adapters.net.curve import read_client_key, write_client_key
 from gangrun.adapters.net.router import QueueMailbox
+from gangrun.agent.brain.line import SampleReport
 from gangrun.core.events import RankExited, RankFinished
 from gangrun.core.evidence import ErrorReport, RankExit
 from gangrun.core.nodeset import fold, unfold
@@ -119,6 +120,7 @@ class LightAgent:
     over: bool = False
     acked: int = 0
     sent_at: float = 0.0
+    samples: SampleReport = field(default_factory=SampleReport)
 
     def say(self, message: wire.FromAgent) -> None:
         """To the supervisor; said again later if the queue is full."""
@@ -148,7 +150,12 @@ class LightAgent:
             return
         self.seq += 1
         self.step += bool(self.ranks)
-        readings = tuple([wire.RankSample(r, self.step, 2, self.step, 99, 0.9 * self.seq, "R") for r in self.ranks])
+        readings, is_brief = (), False
+        if self.ranks:
+            cpu_s = 0.9 * self.seq
+            taken = tuple([wire.RankSample(r, self.step, 2, self.step, 99, cpu_s, "R") for r in self.ranks])
+            self.samples.take(self.attempt, taken)
+            readings, is_brief = self.samples.page(self.attempt, now)
         told = tuple(self.events)
         self.sent_at = now
         self.say(
@@ -163,6 +170,7 @@ class LightAgent:
                 readings,
                 told,
                 self.echo,
+                is_brief,
             )
         )
 
@@ -176,7 +184,9 @@ class LightAgent:
         match message:
             case wire.Welcome():
                 self.echo = max(self.echo, message.stamp)
+                self.samples.welcomed(message.whole_every_s)
             case wire.Ack():
+                self.samples.is_asked = message.asks_for_all
                 self.echo = max(self.echo, message.stamp)
                 self.events = [event for event in self.events if event.seq > message.journalled_seq]
                 self.acked = message.seq

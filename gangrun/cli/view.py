@@ -24,7 +24,7 @@ SHOWN_COUNT = 20
 @click.command("status")
 @run_argument
 @click.option("-a", "--all", "all_runs", is_flag=True, help="Show all runs, newest first, one line each.")
-@click.option("--ranks", is_flag=True, help="Also show every rank: its node, pid, step and state.")
+@click.option("--ranks", is_flag=True, help="Also show every rank: its node, pid, step and state, up to 30 s old.")
 @click.option("-w", "--watch", is_flag=True, help="Show the run on the whole screen until it ends; q leaves.")
 @json_option
 @runs_dir_option

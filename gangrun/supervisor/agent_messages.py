@@ -64,6 +64,7 @@ FROM_AGENTS = frozenset(
 )
 HOLDING = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING})
 ASK_WHY_EVERY_S = 5.0
+WHOLE_EVERY_S = 15.0  # between two heartbeats of an agent that tell of all its ranks
 FRESH_SHARE = 0.5  # of D: an agent whose newest word of ours is older is given a new one to echo
 
 
@@ -165,7 +166,7 @@ class AgentMessages:
         tables.takeover.dialled(said.node, now)
         tables.silence.watch(said, now)
         self._count_at = min(self._count_at, count_again_at(now, len(tables.beats.rows)))
-        self._radio.send(said.node, Welcome(supervisor.term, said.node, stamp=now))
+        self._radio.send(said.node, Welcome(supervisor.term, said.node, stamp=now, whole_every_s=WHOLE_EVERY_S))
         if not tables.takeover.gathering:
             supervisor.tell(self._joins(tables.beats.rows[said.node], now), now)
             tables.commands.dismiss(said.node, now)
@@ -239,7 +240,7 @@ class AgentMessages:
             stale = now - row.sent_after > self._fresh_s
             if stale and now - row.welcomed_at >= self._beat_every_s:
                 row.welcomed_at = now  # renews nothing; its echo tells that the next beat is a new one
-                self._radio.send(row.node, Welcome(supervisor.term, row.node, stamp=now))
+                self._radio.send(row.node, Welcome(supervisor.term, row.node, stamp=now, whole_every_s=WHOLE_EVERY_S))
             return
         if now >= self._count_at:
             self._count(now)
@@ -254,6 +255,7 @@ class AgentMessages:
                 self._roster_count,
                 now,
                 self._wall(),
+                tables.progress.asks_for_all(now),
             ),
         )
         if not row.empty and not tables.takeover.gathering and self._is_over(row.attempt):

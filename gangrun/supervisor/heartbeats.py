@@ -65,11 +65,22 @@ class Row:
     seq: int = -1
     empty: bool = True
     attempt: int = -1
-    readings: tuple[RankSample, ...] = ()
+    samples: dict[int, RankSample] = field(default_factory=dict)  # by rank: the newest of each
+    readings: tuple[RankSample, ...] = ()  # those that came with the newest beat
+    is_brief: bool = False  # they are not all, and the others are as they were
     clocks_apart: deque[float] = field(default_factory=lambda: deque(maxlen=CLOCKS_KEPT_COUNT))
     named: tuple[PeerAddress, ...] = ()  # the candidates that the newest ack with any told it, and that ack's stamp
     named_stamp: float = -NEVER
     knows_named: bool = False  # it has echoed that stamp, so it has them
+
+    def take(self, readings: tuple[RankSample, ...], *, is_brief: bool = False) -> None:
+        """What a beat tells of the ranks. A brief one names no rank that was not named before."""
+        if not is_brief:
+            self.samples = {one.rank: one for one in readings}
+        elif readings:
+            readings = tuple([one for one in readings if one.rank in self.samples])
+            self.samples.update([(one.rank, one) for one in readings])
+        self.readings, self.is_brief = readings, is_brief
 
     def to_name(self, candidates: tuple[PeerAddress, ...], echo: float, stamp: float) -> tuple[PeerAddress, ...]:
         """What an ack with this stamp tells of the candidates; () if the agent has these: each name costs some bytes
@@ -163,9 +174,9 @@ class Heartbeats:
             return None
         row.seq = said.seq
         row.clocks_apart.append(now - said.boottime)
+        row.take(said.readings, is_brief=said.is_brief and said.attempt == row.attempt)
         row.attempt = said.attempt
         row.empty = said.empty
-        row.readings = said.readings
         row.arrived_at = now
         sent_after = said.echo or now
         row.sent_after = max(row.sent_after, sent_after)

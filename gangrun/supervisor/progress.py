@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -266,9 +266,8 @@ class GangProgress:
 
     def _reset(self, now: float) -> None:
         self.warning = ""
-        self._steps: dict[str, tuple[int, int]] = {}  # node -> (lowest, highest) step of its ranks
         self._phases: dict[str, int] = {}
-        self._readings: dict[str, tuple[RankSample, ...]] = {}  # by node, as of its newest beat
+        self._samples: dict[str, Mapping[int, RankSample]] = {}  # by node, as of its newest beat
         self._ranks_at = now
         self._top = self._first = self._printed = self._printed_told = self._written = -1
         self._printed_first: tuple[int, int] | None = None  # and of how many steps; of the rank that told it first
@@ -318,22 +317,30 @@ class GangProgress:
         if self._attempt >= 0:
             self._judge_at = now + JUDGE_AGAIN_S
 
+    def asks_for_all(self, now: float) -> bool:
+        """Are agents to tell of all ranks with each heartbeat?"""
+        return self._watch.asks_for_all(now)
+
     def note_checkpoint(self, now: float) -> None:
         """A newer checkpoint is progress too."""
         self._watch.note_checkpoint(now)
 
     def observe(self, row: Row, now: float) -> None:
-        """The readings of one beat."""
+        """The readings of one beat, or all that are known if nothing of the node was read in this attempt."""
         if row.attempt != self._attempt:
             return
-        self._watch.observe(row.node, row.readings, now)
-        self._readings[row.node] = row.readings
-        if not row.readings:
-            self._steps.pop(row.node, None)
+        is_brief, readings = row.is_brief, row.readings
+        if is_brief and row.node not in self._samples:
+            is_brief, readings = False, tuple(row.samples.values())
+        self._watch.observe(row.node, readings, now, is_brief=is_brief)
+        self._samples[row.node] = row.samples
+        if not readings:
+            if not is_brief:
+                self._phases.pop(row.node, None)
             return
-        low = top = row.readings[0].step
+        top = readings[0].step
         newest_kept, known_first, printed = self._kept[0], self._first, self._printed
-        for reading in row.readings:  # once, with few words: there are 80,000 in a second at 10,000 agents
+        for reading in readings:  # once, with few words: there may be 80,000 in a second at 10,000 agents
             step, first = reading.step, reading.first_step
             if reading.stand is not None:  # the watch sleeps for longer while all ranks move
                 self._judge_at = min(self._judge_at, max(now + JUDGE_AGAIN_S, self._told_until))
@@ -341,10 +348,7 @@ class GangProgress:
                 first = step
             if first >= 0 and not 0 <= known_first <= first:
                 known_first = first
-            if step > top:
-                top = step
-            elif step < low:
-                low = step
+            top = max(top, step)
             if reading.kept_step >= newest_kept and reading.kept_step >= 0:
                 self._kept = max(self._kept, (reading.kept_step, reading.kept_losses_count))
                 newest_kept = self._kept[0]
@@ -358,13 +362,12 @@ class GangProgress:
             ):  # fmt: skip
                 self._observe_signals(row.node, reading, now)
         self._first = known_first
-        self._note_steps(row, (low, top), printed, now)
+        self._phases[row.node] = next(iter(row.samples.values())).phase
+        self._note_steps(readings, top, printed, now)
 
-    def _note_steps(self, row: Row, steps: tuple[int, int], printed: int, now: float) -> None:
-        """What one node's samples say of the gang's steps: (lowest, highest), and what was printed before."""
-        self._steps[row.node], top = steps, steps[1]
-        self._phases[row.node] = row.readings[0].phase
-        self._figures.observe(row.readings, max(top, self._top) if max(top, self._top) >= 0 else self._printed, now)
+    def _note_steps(self, readings: Sequence[RankSample], top: int, printed: int, now: float) -> None:
+        """What one node's samples say of the gang's steps: the highest, and what was printed before."""
+        self._figures.observe(readings, max(top, self._top) if max(top, self._top) >= 0 else self._printed, now)
         if top > self._top:
             if self._advanced_at is not None:
                 self._intervals.append((now - self._advanced_at) / (top - self._top if self._top >= 0 else 1))
@@ -544,7 +547,7 @@ class GangProgress:
             case Quiet():
                 self.warning = verdict.sentence
                 self._judge_at = NEVER if verdict.next_at == NEVER else max(verdict.next_at, now + JUDGE_AGAIN_S)
-                if not self._steps:
+                if not self._phases:
                     self._judge_at = min(self._judge_at, now + JUDGE_AGAIN_S)
                 return []
             case Stall():
@@ -556,18 +559,17 @@ class GangProgress:
 
     def _ranks(self, now: float) -> dict[str, Any]:
         """Rank, pid, state and step of every rank by node, and its GPU, now and then: many ranks are a large file."""
-        if now < self._ranks_at or not self._readings:
+        if now < self._ranks_at or not self._samples:
             return {}
         found = {
-            node: [(one.rank, one.pid, one.state, one.step) for one in readings]
-            for node, readings in self._readings.items()
+            node: [(one.rank, one.pid, one.state, one.step) for one in samples.values()]
+            for node, samples in self._samples.items()
         }
         self._ranks_at = now + max(RANKS_EVERY_S, sum(map(len, found.values())) / RANKS_PER_S)
         return {"ranks": found, "rank_gpus": self._alerts.gpus.newest()}
 
     def live(self, state: RunState, now: float, heard_count: int) -> dict[str, Any]:
         """The newest figures, for whoever looks at the run."""
-        known = [low for low, _ in self._steps.values() if low >= 0]
         gpus = gpu_figures(self._alerts.gpus.newest().values())
         return {
             **self._ranks(now),
@@ -576,7 +578,6 @@ class GangProgress:
             "phase": state.phase.value,
             "attempt": state.attempt.number,
             "step": self._top if self._top >= 0 else state.attempt.step,
-            "step_min": min(known) if known else -1,
             **({"log_step": self._printed} if self._top < 0 <= self._printed else {}),
             **self._figures.live(now),
             "kept_step": self._kept[0],

@@ -121,6 +121,7 @@ class Beat(_Message, frozen=True, tag=True):
     readings: tuple[RankSample, ...] = ()
     events: tuple[AgentEvent, ...] = ()  # not yet journalled, oldest first, bounded
     echo: float = 0.0  # newest ``stamp`` seen of this term: proves that this beat was sent after it
+    is_brief: bool = False  # ``readings`` are of ranks that tell something new; the others are as they were
 
 
 class StartAnswer(_Message, frozen=True, tag=True):
@@ -205,6 +206,7 @@ class Welcome(_Message, frozen=True, tag=True):
     node: str
     stamp: float = 0.0  # supervisor's clock as this was sent; echoed in beats
     reading: bool = False  # not yet: this supervisor still reads what earlier terms left; say hello again
+    whole_every_s: float = 0.0  # how often a beat is to have all readings, others being brief; 0 (older ones): each
 
 
 class Ack(_Message, frozen=True, tag=True):
@@ -218,6 +220,7 @@ class Ack(_Message, frozen=True, tag=True):
     roster_count: int = 1
     stamp: float = 0.0  # supervisor's clock as this was sent; echoed in beats
     wall: float = 0.0  # its wall clock then: only how far apart clocks are is told by it
+    asks_for_all: bool = False  # no beat is to be brief for now
 
 
 class Prepare(_Message, frozen=True, tag=True):

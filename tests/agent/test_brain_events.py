@@ -11,7 +11,7 @@ from gangrun.agent.brain.line import FINDINGS_MAX, PER_BEAT_MAX, Outbox
 from gangrun.core.events import CancelRequested, Notice, RankExited, RankFinished
 from gangrun.core.evidence import NodeFinding
 from gangrun.wire.kinds import event_of
-from gangrun.wire.messages import Beat, Farewell, Ping, Pong, Probe, ProbeResult, RankSample, Stop
+from gangrun.wire.messages import Beat, Farewell, Ping, Pong, Probe, ProbeResult, RankSample, Stop, Welcome
 from tests.agent.stage import PEERS, Stage, dial, died, stop
 
 
@@ -130,6 +130,34 @@ def test_readings_ride_on_beats_of_their_attempt_only():
     for rank in (0, 1):
         stage.local(facts.RankEnded(0, died(rank, code=0)))
     assert stage.brain.beat(stage.now).readings == ()
+
+
+def test_a_supervisor_that_wants_all_readings_seldom_gets_brief_beats_until_it_asks_or_another_takes_over():
+    stage = Stage().follow().run(0)
+
+    def said() -> tuple[bool, int]:
+        stage.now += 1.0
+        stage.local(facts.ReadingsTaken(0, tuple(RankSample(rank, 5, 1, 2, 3, stage.now, "R") for rank in (0, 1))))
+        beat = stage.brain.beat(stage.now)
+        stage.ack(beat, asks_for_all=asks)
+        return beat.is_brief, len(beat.readings)
+
+    asks = False
+    assert [said(), said()] == [(False, 2)] * 2, "it has said nothing of it, as an older one"
+    stage.sup(Welcome(1, "n1", whole_every_s=15.0))
+    assert [(beat.is_brief, len(beat.readings)) for beat in stage.only(Beat)] == [(False, 2)]
+    assert [said(), said()] == [(True, 1), (True, 1)]
+    asks = True
+    assert [said(), said(), said()] == [(True, 1), (False, 2), (False, 2)]
+    asks = False
+    assert [said(), said()] == [(False, 2), (True, 1)]
+    stage.peer(dial(2))
+    stage.take()
+    stage.sup(Welcome(2, "n1", whole_every_s=15.0))
+    assert [(beat.is_brief, len(beat.readings)) for beat in stage.only(Beat)] == [(False, 2)]
+    assert said() == (True, 1)
+    stage.brain.catch_up_acked(stage.now, stage.now)
+    assert [said(), said()] == [(False, 2), (True, 1)]
 
 
 @pytest.mark.parametrize(("number", "kind"), [(signal.SIGTERM, Notice), (signal.SIGINT, CancelRequested)])

@@ -496,3 +496,44 @@ def test_stands_count_from_when_the_disk_answered() -> None:
     gang.watch.resume(gang.now)
     gang.second(lambda sample: stands(sample, 401.0))
     assert gang.verdict.limit_s == 120.0 and isinstance(gang.verdict, Quiet) and not gang.verdict.sentence
+
+
+def test_ranks_that_a_brief_heartbeat_does_not_name_live_on_as_they_were() -> None:
+    gang = Gang()
+    gang.train(30)
+    for second in range(1, 60):
+        gang.samples = [step(gang.samples[0]), *gang.samples[1:]]
+        for node in range(2):
+            gang.watch.observe(f"n{node}", gang.samples[:1] if node == 0 else [], gang.now + second, is_brief=True)
+        assert isinstance(gang.watch.judge(gang.now + second), Quiet)
+    assert [(one.rank, one.step) for one in gang.watch.observations()] == [(0, 88), (1, 29), (2, 29), (3, 29)]
+    gang.now += 60.0
+    found = gang.seconds(200, idle)
+    assert found is not None and "all ranks are idle" in found.sentence
+
+
+def test_a_node_without_ranks_is_not_waited_for_after_a_brief_heartbeat() -> None:
+    gang = Gang()
+    gang.train(30)
+    gang.watch.observe("n9", (), gang.now)
+    gang.watch.observe("n9", (), gang.now, is_brief=True)
+    assert gang.seconds(200, idle) is not None
+
+
+def test_all_readings_are_asked_for_long_before_a_limit_and_at_first() -> None:
+    gang = Gang()
+    assert gang.watch.asks_for_all(gang.now), "nobody has judged yet how long is long"
+    gang.train(30)
+    assert not gang.watch.asks_for_all(gang.now + POLICY.steady_min_s / 8 - 1.0)
+    assert gang.watch.asks_for_all(gang.now + POLICY.steady_min_s / 8)
+    gang.seconds(20, idle)
+    assert gang.watch.asks_for_all(gang.now)
+    gang.second(step)
+    assert not gang.watch.asks_for_all(gang.now)
+
+
+def test_a_watch_that_is_off_asks_for_no_readings() -> None:
+    gang = Gang(policy=replace(POLICY, timeout_s=0.0))
+    assert not gang.watch.asks_for_all(gang.now + 1e6)
+    gang.seconds(100, idle)
+    assert not gang.watch.asks_for_all(gang.now)

@@ -180,7 +180,9 @@ def test_what_a_rank_found_is_told_once_though_each_heartbeat_repeats_it() -> No
 
     def told(checks: SelfChecks, now: float) -> list[object]:
         found = msgspec.structs.replace(sample(0), checks=checks)
-        progress.observe(Row(hello, now, now, attempt=0, readings=(found, sample(1))), now)
+        row = Row(hello, now, now, attempt=0)
+        row.take((found, sample(1)))
+        progress.observe(row, now)
         return [one for one in progress.tick(runs, now) if isinstance(one, SelfCheckFailed)]
 
     first, second = (SelfChecks(Divergence(step, 0, "w", 1, 3, 2, (1,))) for step in (10, 20))

@@ -530,7 +530,9 @@ def test_without_a_directory_never() -> None:
 def row(step: int, kept_step: int) -> Row:
     reading = RankSample(0, step, 2, step, 0, 0.0, "R", kept_step=kept_step)
     hello = Hello("n0", "j", "b", "i", 1, 1, 0, (), PeerAddress("n0", "x", "k"))
-    return Row(hello, 0.0, 0.0, attempt=0, readings=(reading,))
+    made = Row(hello, 0.0, 0.0, attempt=0)
+    made.take((reading,))
+    return made
 
 
 def test_a_flush_is_due_when_the_disk_has_had_nothing_new_for_so_long_and_memory_has() -> None:

@@ -13,7 +13,7 @@ from gangrun.agent.brain import effects, facts
 from gangrun.agent.brain.effects import Effect
 from gangrun.agent.brain.facts import AgentConfig, Counters
 from gangrun.agent.brain.follow import REFUSALS_MAX, REFUSED, Follow
-from gangrun.agent.brain.line import LeaseKeeper, Outbox
+from gangrun.agent.brain.line import LeaseKeeper, Outbox, SampleReport
 from gangrun.agent.brain.orders import Orders
 from gangrun.core.events import (
     CancelRequested,
@@ -41,7 +41,6 @@ from gangrun.wire.messages import (
     Probe,
     ProbeResult,
     Promise,
-    RankSample,
     Recover,
     Rejected,
     Stacks,
@@ -131,7 +130,7 @@ class AgentBrain:
         self.departure = Departure(config, self.lease, self.orders)
         self._ticked_at = now
         self.next_beat_at = NEVER
-        self._readings: tuple[RankSample, ...] = ()
+        self._samples = SampleReport()
         self._probes: dict[str, tuple[float, bool]] = {}  # node -> until when it is waited for, does its host answer
         # beats of a big gang are spread over the period, always the same way for one incarnation
         self._beat_phase = zlib.crc32(config.incarnation.encode()) % 1000 / 1000.0
@@ -210,6 +209,7 @@ class AgentBrain:
             case Welcome():
                 self.lease.welcomed = True
                 self.lease.heard(message.stamp, now)
+                self._samples.welcomed(message.whole_every_s)
                 return self._say(self.beat(now))
             case Ack():
                 return self._acked(message, now)
@@ -308,6 +308,7 @@ class AgentBrain:
 
     def beat(self, now: float) -> Beat:
         """The next beat, as if sent now; its seq is used up."""
+        readings, is_brief = self._samples.page(self.orders.attempt, now) if self.orders.alive else ((), False)
         return Beat(
             node=self.config.node,
             incarnation=self.config.incarnation,
@@ -316,9 +317,10 @@ class AgentBrain:
             term_max=self.lease.term_max,
             attempt=self.orders.attempt,
             empty=self.orders.empty,
-            readings=self._readings if self.orders.alive else (),
+            readings=readings,
             events=self.outbox.page(),
             echo=self.lease.echo,
+            is_brief=is_brief,
         )
 
     def catch_up_acked(self, sent_at: float, now: float, count: int = 1, stamp: float = 0.0) -> list[Effect]:
@@ -326,6 +328,7 @@ class AgentBrain:
         if self.gone or not self.lease.talks:
             return []
         self._ticked_at = now
+        self._samples.start_over()
         self.lease.skip(count)
         self.lease.heard(stamp, now)
         self.follow.acked(self.follow.roster_count)
@@ -354,6 +357,7 @@ class AgentBrain:
         if self.lease.acked_seq != ack.seq:
             self.counters.stale_acks += 1
             return []
+        self._samples.is_asked = ack.asks_for_all
         self.outbox.journalled(ack.journalled_seq)
         self.follow.acked(ack.roster_count)
         return [] if deadline is None else [effects.WriteLease(deadline)]
@@ -436,5 +440,5 @@ class AgentBrain:
     def _read(self, fact: facts.ReadingsTaken) -> list[Effect]:
         if fact.attempt != self.orders.attempt:
             return []
-        self._readings = fact.readings  # first steps and stalls are judged where all readings meet
+        self._samples.take(fact.attempt, fact.readings)  # first steps and stalls are judged where all of them meet
         return []

@@ -1,4 +1,4 @@
-"""The line to the supervisor: which term this agent follows, its lease, its events, its clock.
+"""The line to the supervisor: which term this agent follows, its lease, events, clock and samples of ranks.
 
 The rules of the lease, each of which closes a hole that was seen (``docs/protocol.md``):
 
@@ -21,11 +21,30 @@ journalled, and only then is forgotten. Bounds, so that a stalled journal cannot
 Each ack echoes when its beat was sent and says the supervisor's wall time: the midpoint of the round trip is off by
 half of it at most. So the shortest of the last trips says most, and what is within its error is no skew. Nothing
 depends on wall clocks but what people read, so a skew is told, once, and excludes nobody.
+
+Samples of ranks. To read a sample of each rank is most of what a heartbeat costs the supervisor, and most samples
+tell only that a rank steps on. So a heartbeat is *whole* only now and then; all others are *brief*: they carry the
+samples that tell something new, and the supervisor keeps the rest as it was. A heartbeat is whole
+
+- for a supervisor that has not said how often it wants one (an older version does not): each of them;
+- as the first on a connection, of an attempt, and after a rank has started or ended;
+- when the time that the supervisor has said is over;
+- as long as the supervisor asks for it: the gang makes no progress, so it looks at all ranks for signs of a hang.
+
+A brief one carries
+
+- rank 0, which people look at;
+- of the ranks that tell of progress from look to look, the farthest: the steps of the gang are known as soon as ever;
+- each other rank of which the supervisor does not know all, at once: told later, in a whole heartbeat, it would be
+  taken for progress that is made then;
+- each rank that stands, is stopped, or tells of its pace, its GPU or what it will run out of;
+- each rank whose phase, process, anomalies or checks are others than the supervisor knows.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -35,8 +54,10 @@ from gangrun.core.events import Event, FindingRaised
 from gangrun.core.evidence import NodeFinding
 from gangrun.core.policy import Timing
 from gangrun.core.protocol.lease import lease_deadline
-from gangrun.wire.messages import Ack, AgentEvent, Dial
+from gangrun.core.recovery.hang import tells
+from gangrun.wire.messages import Ack, AgentEvent, Dial, RankSample
 
+NEVER = float("inf")
 SENT_MAX = 64  # send times kept: more than the beats of one lease
 REDIAL_BEATS_MAX = 8
 READING_TAKEOVERS = 4  # so often ``takeover_after_s`` may a new term read before it acks
@@ -57,7 +78,7 @@ class LeaseKeeper:
         self.echo = 0.0  # newest word of this term's supervisor, by its own clock
         self.proves_until = 0.0  # until then a heartbeat that echoed a word may make its supervisor lead
         self.acked_at = now  # when the newest good ack came; at first, when this agent began to wait for one
-        self.redial_at = float("inf")
+        self.redial_at = NEVER
         self._redial_beats = 2
         self._dialled_at = now  # the newest term, first
         self._sent: dict[int, float] = {}
@@ -263,3 +284,89 @@ class ClockSkew:
             return ""
         how = "ahead of" if skew_s > 0 else "behind"
         return f"this node's clock is {abs(skew_s):.1f} s {how} the supervisor's: times in logs will not fit together"
+
+
+CALM_STATES = frozenset({"R", "S"})
+
+
+class SampleReport:
+    """One agent's: what its ranks showed at the newest look, and what the supervisor knows of it."""
+
+    def __init__(self) -> None:
+        self.is_asked = False  # the supervisor wants all samples with each heartbeat
+        self._every_s = 0.0
+        self._whole_at = -NEVER
+        self._attempt = -1
+        self._newest: tuple[RankSample, ...] = ()
+        self._news: tuple[RankSample, ...] = ()
+        self._told: set[int] = set()  # ranks that told of progress between the two newest looks
+        self._known: dict[int, RankSample] = {}  # by rank, as the supervisor was told
+
+    def welcomed(self, every_s: float) -> None:
+        """A supervisor takes this agent's heartbeats, and wants all samples so often; 0: with each of them."""
+        self._every_s = every_s
+        self.start_over()
+
+    def start_over(self) -> None:
+        """It may not know what it was told: the next heartbeat is whole."""
+        self._whole_at = -NEVER
+
+    def take(self, attempt: int, samples: tuple[RankSample, ...]) -> None:
+        """The newest look at all live ranks."""
+        before = {one.rank: one for one in self._newest}
+        if attempt != self._attempt or {one.rank for one in samples} != before.keys():
+            self._attempt, self._told = attempt, set()
+            self.start_over()
+        self._newest = samples
+        self._news = () if self._whole_at == -NEVER else tuple(self._pick(before, samples))
+
+    def _pick(self, before: dict[int, RankSample], samples: tuple[RankSample, ...]) -> Iterable[RankSample]:
+        told = {one.rank for one in samples if tells(before[one.rank], one)}
+        steady, self._told = told & self._told, told
+        farthest = max((one for one in samples if one.rank in steady), key=_reach, default=None)
+        for one in samples:
+            known = self._known[one.rank]
+            is_unknown = one.rank not in steady and _figures(known) != _figures(one)
+            if one.rank == 0 or one is farthest or is_unknown or _matters(one) or _changed(known, one):
+                yield one
+
+    def page(self, attempt: int, now: float) -> tuple[tuple[RankSample, ...], bool]:
+        """What rides on a heartbeat of ``attempt`` that is sent now, and whether that is brief."""
+        if attempt != self._attempt:
+            return (), False
+        if self._every_s > 0 and not self.is_asked and now < self._whole_at:
+            self._known.update((one.rank, one) for one in self._news)
+            return self._news, True
+        self._whole_at = now + self._every_s
+        self._known = {one.rank: one for one in self._newest}
+        return self._newest, False
+
+
+def _reach(one: RankSample) -> tuple[int, int, bool, int]:
+    return one.step, one.log_step, one.loss is not None, -one.rank
+
+
+def _matters(one: RankSample) -> bool:
+    """Does it say what the supervisor counts, or judges at once?"""
+    return _is_amiss(one) or one.pace is not None or one.gpu is not None
+
+
+def _is_amiss(one: RankSample) -> bool:
+    return one.stand is not None or one.state not in CALM_STATES or bool(one.growths)
+
+
+def _changed(known: RankSample, one: RankSample) -> bool:
+    """Is the rank something else than the supervisor thinks?"""
+    return (
+        _is_amiss(known) != _is_amiss(one)
+        or known.phase != one.phase
+        or known.pid != one.pid
+        or known.is_sampled != one.is_sampled
+        or known.anomalies != one.anomalies
+        or known.checks != one.checks
+    )
+
+
+def _figures(one: RankSample) -> RankSample:
+    """Without what changes all the time, or is told once."""
+    return msgspec.structs.replace(one, cpu_s=0.0, state="", pace=None, gpu=None)

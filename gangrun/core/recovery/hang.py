@@ -26,6 +26,7 @@ STALE_AFTER_S = 10.0  # older readings of a node say nothing about now
 LOOK_AGAIN_S = 5.0
 LOOKS_PER_LIMIT = 4.0
 STAND_AGAIN_S = 1.0
+ASKS_PER_LIMIT = 8.0  # after this part of the limit without progress all ranks are looked at
 SLACK_FACTOR = 2.0  # no limit is below twice an interval that the run has survived, whatever ended it
 
 
@@ -76,7 +77,7 @@ class Quiet:
     sentence: str = ""
 
 
-def _tells(was: RankSigns, now: RankSigns) -> bool:
+def tells(was: RankSigns, now: RankSigns) -> bool:
     """Did a rank report a step, write to its progress page or print since?"""
     return now.step > was.step or now.slot_writes_count > was.slot_writes_count or now.output_bytes > was.output_bytes
 
@@ -117,11 +118,15 @@ class HangWatch:
         self._intervals_count = 0
         self._suspended_at: float | None = None
         self._unfit = False  # this interval must not be learnt from
+        self._asks_after_s = NEVER if self.policy.timeout_s == 0 else 0.0
 
     # ---- what comes in -------------------------------------------------------------------------------------------
 
-    def observe(self, node: str, readings: Sequence[RankSigns], now: float) -> None:
-        """The newest readings of all ranks that live on ``node``; whoever is no longer among them has ended."""
+    def observe(self, node: str, readings: Sequence[RankSigns], now: float, *, is_brief: bool = False) -> None:
+        """The newest readings of all ranks that live on ``node``; whoever is no longer among them has ended.
+
+        ``is_brief``: only of those that tell something new; all others live on as they were.
+        """
         rows = self._rows
         for reading in readings:  # of thousands of ranks each second, nearly all as busy as before
             row = rows.get(reading.rank)
@@ -134,13 +139,17 @@ class HangWatch:
                     or reading.state in STOPPED_STATES
                 ):
                     self._compare(row, was, reading, now)
-                elif _tells(was, reading):
+                elif tells(was, reading):
                     self._told(reading, now)
                 continue
             self._rows[reading.rank] = _Row(node, reading, now, now, reading.cpu_s)
             self._ended.discard(reading.rank)
             if reading.step >= 0 or reading.output_bytes > 0:
                 self._told(reading, now)
+        if is_brief:
+            if node in self._heard_at:
+                self._heard_at[node] = now
+            return
         here = tuple([reading.rank for reading in readings])
         known = self._of_node.get(node, ())
         if here != known:
@@ -152,6 +161,10 @@ class HangWatch:
             self._heard_at[node] = now
         else:
             self._heard_at.pop(node, None)
+
+    def asks_for_all(self, now: float) -> bool:
+        """May the gang be hung soon, so that no reading of any rank may be left out?"""
+        return now - self._sign_at >= self._asks_after_s
 
     def note_checkpoint(self, now: float) -> None:
         """A newer checkpoint was committed: progress, whoever made it."""
@@ -176,7 +189,7 @@ class HangWatch:
             row.state_since, shown = now, was.state == "D"
         if now - row.window_at >= CPU_WINDOW_S:
             shown = self._new_window(row, reading.cpu_s, now) or shown
-        if _tells(was, reading):
+        if tells(was, reading):
             self._told(reading, now)
         elif shown:
             self._sign(now, told=False)
@@ -251,6 +264,7 @@ class HangWatch:
         if self._suspended_at is not None or not self._rows or self.policy.timeout_s == 0:
             return Quiet(NEVER, 0.0)
         limit_s = self.limit_s()
+        self._asks_after_s = limit_s / ASKS_PER_LIMIT
         found = self._stand(limit_s, now)
         by_stands = self._stood(found, now) if found is not None else None
         if isinstance(by_stands, Stall):

@@ -426,7 +426,7 @@ class ParkedAgents:
         loop.beats.heard[row.node] = arrived_at
         loop.leadership.heard(row.node, row.sent_after)
         if held_up and not loop.takeover.gathering and agent.is_held_up():
-            row.readings = agent.readings()
+            row.take(agent.readings())
             loop.progress.observe(row, arrived_at)
 
     def refresh(self) -> None:

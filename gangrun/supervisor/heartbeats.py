@@ -61,6 +61,8 @@ class Row:
     hello: Hello
     arrived_at: float
     welcomed_at: float
+    node: str = field(init=False)
+    incarnation: str = field(init=False)  # which agent of its node it is
     sent_after: float = -NEVER
     seq: int = -1
     empty: bool = True
@@ -72,6 +74,9 @@ class Row:
     named: tuple[PeerAddress, ...] = ()  # the candidates that the newest ack with any told it, and that ack's stamp
     named_stamp: float = -NEVER
     knows_named: bool = False  # it has echoed that stamp, so it has them
+
+    def __post_init__(self) -> None:
+        self.node, self.incarnation = self.hello.node, self.hello.incarnation
 
     def take(self, readings: tuple[RankSample, ...], *, is_brief: bool = False) -> None:
         """What a beat tells of the ranks. A brief one names no rank that was not named before."""
@@ -98,16 +103,6 @@ class Row:
     def on_run_clock(self, boottime: float) -> float:
         """A time of its host as one of ours, to within the quickest way of its last beats; 0.0 is no time."""
         return boottime + min(self.clocks_apart, default=0.0) if boottime else 0.0
-
-    @property
-    def node(self) -> str:
-        """Where it runs."""
-        return self.hello.node
-
-    @property
-    def incarnation(self) -> str:
-        """Which agent of its node it is."""
-        return self.hello.incarnation
 
     def origin(self, seq: int) -> Origin:
         """Who says this agent's event ``seq``."""
@@ -181,7 +176,7 @@ class Heartbeats:
         sent_after = said.echo or now
         row.sent_after = max(row.sent_after, sent_after)
         heard = now if now - sent_after <= self._late_s else sent_after
-        self.heard[said.node] = max(self.heard[said.node], heard)
+        self.heard[row.node] = max(self.heard[row.node], heard)
         return row
 
 

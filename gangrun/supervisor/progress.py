@@ -266,7 +266,6 @@ class GangProgress:
 
     def _reset(self, now: float) -> None:
         self.warning = ""
-        self._phases: dict[str, int] = {}
         self._samples: dict[str, Mapping[int, RankSample]] = {}  # by node, as of its newest beat
         self._ranks_at = now
         self._top = self._first = self._printed = self._printed_told = self._written = -1
@@ -330,13 +329,11 @@ class GangProgress:
         if row.attempt != self._attempt:
             return
         is_brief, readings = row.is_brief, row.readings
-        if is_brief and row.node not in self._samples:
+        if not is_brief or self._samples.get(row.node) is not row.samples:
             is_brief, readings = False, tuple(row.samples.values())
+            self._samples[row.node] = row.samples
         self._watch.observe(row.node, readings, now, is_brief=is_brief)
-        self._samples[row.node] = row.samples
         if not readings:
-            if not is_brief:
-                self._phases.pop(row.node, None)
             return
         top = readings[0].step
         newest_kept, known_first, printed = self._kept[0], self._first, self._printed
@@ -362,7 +359,6 @@ class GangProgress:
             ):  # fmt: skip
                 self._observe_signals(row.node, reading, now)
         self._first = known_first
-        self._phases[row.node] = next(iter(row.samples.values())).phase
         self._note_steps(readings, top, printed, now)
 
     def _note_steps(self, readings: Sequence[RankSample], top: int, printed: int, now: float) -> None:
@@ -547,7 +543,7 @@ class GangProgress:
             case Quiet():
                 self.warning = verdict.sentence
                 self._judge_at = NEVER if verdict.next_at == NEVER else max(verdict.next_at, now + JUDGE_AGAIN_S)
-                if not self._phases:
+                if not any(self._samples.values()):
                     self._judge_at = min(self._judge_at, now + JUDGE_AGAIN_S)
                 return []
             case Stall():
@@ -571,6 +567,7 @@ class GangProgress:
     def live(self, state: RunState, now: float, heard_count: int) -> dict[str, Any]:
         """The newest figures, for whoever looks at the run."""
         gpus = gpu_figures(self._alerts.gpus.newest().values())
+        known = [samples for samples in self._samples.values() if samples]
         return {
             **self._ranks(now),
             **({"gpu": gpus} if gpus else {}),
@@ -582,7 +579,7 @@ class GangProgress:
             **self._figures.live(now),
             "kept_step": self._kept[0],
             "kept_losses_count": self._kept[1],
-            "slot_phase": max(self._phases.values(), default=0),
+            "slot_phase": max((next(iter(samples.values())).phase for samples in known), default=0),
             "agents_heard_count": heard_count,
             "warning": self.warning,
         }

@@ -144,6 +144,59 @@ def printed_line() -> dict:
     }
 
 
+# A process that does nothing but wake so often, to be told its number of wake-ups in a second.
+SLEEPER = "import sys, time\nwhile True: time.sleep(1 / float(sys.argv[1]))\n"
+IDLE_WARM_S, IDLE_S = 12.0, 20.0
+
+
+def _threads(pid: int) -> tuple[float, int]:
+    """(Processor seconds, times that it went to sleep) of all threads of a process."""
+    cpu_ns = slept_count = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        cpu_ns += int((thread / "schedstat").read_text().split()[0])
+        lines = (thread / "status").read_text().splitlines()
+        slept_count += sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+    return cpu_ns / 1e9, slept_count
+
+
+def _over_s(pid: int, seconds: float) -> tuple[float, float]:
+    """The same, in a second."""
+    before, began = _threads(pid), time.monotonic()
+    time.sleep(seconds)
+    took_s = time.monotonic() - began
+    after = _threads(pid)
+    return (after[0] - before[0]) / took_s, (after[1] - before[1]) / took_s
+
+
+def idle_agent() -> dict:
+    """A second of an agent whose two ranks sleep, beside a python process that wakes as often."""
+    from health import family
+
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "idle.py"
+        script.write_text(f"import time\ntime.sleep({2 * IDLE_S + IDLE_WARM_S + 60})\n")
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": folder}
+        words = ["-m", "gangrun", "run", "--no-health", "--nproc-per-node", "2", str(script)]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        run = subprocess.Popen([sys.executable, *words], cwd=folder, env=environment, **quiet)
+        try:
+            time.sleep(IDLE_WARM_S)
+            lines = family(run.pid).items()
+            agent = next(pid for pid, line in lines if "entry.agent" in line and "node/warden.py" not in line)
+            ours_s, per_s = _over_s(agent, IDLE_S)
+        finally:
+            run.terminate()
+            run.wait(60)
+    sleeper = subprocess.Popen([sys.executable, "-c", SLEEPER, str(per_s)])
+    try:
+        time.sleep(1.0)
+        yardstick_s, _ = _over_s(sleeper.pid, IDLE_S)
+    finally:
+        sleeper.kill()
+        sleeper.wait(60)
+    return {"ours_s": ours_s, "yardstick_s": yardstick_s, "yardstick": f"python that wakes {per_s:.1f} times a second"}
+
+
 def measure() -> dict:
     rows = {
         "gangrun.step()": step_report,
@@ -152,6 +205,7 @@ def measure() -> dict:
         "status loaded": look,
         "decision": decision,
         "printed line": printed_line,
+        "idle agent, 1 s": idle_agent,
     }
     return {name: call() for name, call in rows.items()}
 

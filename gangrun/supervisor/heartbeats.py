@@ -82,9 +82,13 @@ class Row:
         """What a beat tells of the ranks. A brief one names no rank that was not named before."""
         if not is_brief:
             self.samples = {one.rank: one for one in readings}
-        elif readings:
-            readings = tuple([one for one in readings if one.rank in self.samples])
-            self.samples.update([(one.rank, one) for one in readings])
+        else:
+            samples = self.samples
+            for one in readings:
+                if one.rank in samples:
+                    samples[one.rank] = one
+                else:
+                    readings = tuple([known for known in readings if known.rank in samples])
         self.readings, self.is_brief = readings, is_brief
 
     def to_name(self, candidates: tuple[PeerAddress, ...], echo: float, stamp: float) -> tuple[PeerAddress, ...]:

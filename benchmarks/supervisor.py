@@ -20,12 +20,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import msgspec
 
+from gangrun.adapters.net.router import BUNDLE_MAX_COUNT
+from gangrun.agent.brain.line import SampleReport
 from gangrun.core.events import RankExited, RankFinished
 from gangrun.core.evidence import ErrorReport, RankExit
 from gangrun.core.model import Phase, Shape
 from gangrun.core.policy import Policy
 from gangrun.ports import AgentsSaid, Item, Woken
-from gangrun.wire.messages import Ack, AgentEvent, Beat, Probe, ProbeResult, RankSample
+from gangrun.wire.messages import Ack, AgentEvent, Beat, Probe, ProbeResult, RankSample, Welcome
 from tests.supervisor.desk import Desk, HandAgent
 from tests.supervisor.ports_in_memory import MemoryRadio
 
@@ -35,15 +37,21 @@ HICCUP_S, BACK_S = 7, 3
 
 
 class Ears(HandAgent):
-    """Obeys, and remembers nothing but the echo."""
+    """Obeys, and remembers nothing but the echo and what it told of its ranks."""
 
     told_count = 0
+
+    def __init__(self, desk: Desk, node: str) -> None:
+        super().__init__(desk, node)
+        self.report = SampleReport()
 
     def hear(self, message: object) -> None:
         """An ack costs the far end nothing here."""
         if isinstance(message, Ack):
-            self.echo = message.stamp
+            self.echo, self.report.is_asked = message.stamp, message.asks_for_all
             return
+        if isinstance(message, Welcome):
+            self.report.welcomed(message.whole_every_s)
         if isinstance(message, Probe):
             self.post(ProbeResult(self.node, message.target.node, True))
             return
@@ -53,7 +61,9 @@ class Ears(HandAgent):
     def reading_beat(self, second: int) -> Beat:
         """The beat of one second of training."""
         self.seq += 1
-        readings = tuple(RankSample(rank, second, 2, second, second * 100, second * 0.9, "R", 0) for rank in self.ranks)
+        taken = tuple(RankSample(rank, second, 2, second, second * 100, second * 0.9, "R", 0) for rank in self.ranks)
+        self.report.take(self.attempt, taken)
+        readings, is_brief = self.report.page(self.attempt, self.desk.clock.boot)
         return Beat(
             self.node,
             "i1",
@@ -65,6 +75,7 @@ class Ears(HandAgent):
             readings,
             (),
             self.echo,
+            is_brief,
         )
 
 
@@ -148,9 +159,9 @@ class Bench:
     def second(self, number: int) -> float:
         """All beats of one second, and whatever else is due in it."""
         self.desk.clock.boot += 1.0
-        for agent in self.agents:
-            said = agent.node.encode(), agent.reading_beat(number)
-            self.box.append(AgentsSaid((said,), self.desk.clock.boot))
+        said = [(agent.node.encode(), agent.reading_beat(number)) for agent in self.agents]
+        for at in range(0, len(said), BUNDLE_MAX_COUNT):
+            self.box.append(AgentsSaid(said[at : at + BUNDLE_MAX_COUNT], self.desk.clock.boot))
         self.box.append(Woken())
         return self.drain()
 

@@ -183,8 +183,9 @@ class LightAgent:
         """Obey; seconds from the newest heartbeat to its ack, 0 for anything else."""
         match message:
             case wire.Welcome():
+                if not self.echo:
+                    self.samples.welcomed(message.whole_every_s)
                 self.echo = max(self.echo, message.stamp)
-                self.samples.welcomed(message.whole_every_s)
             case wire.Ack():
                 self.samples.is_asked = message.asks_for_all
                 self.echo = max(self.echo, message.stamp)
@@ -540,6 +541,7 @@ def main() -> None:
             bench.training()
             bench.silence()
             bench.hiccup()
+            bench.phase("all train again", lambda: bench.all_are("running"))
             bench.ask("fail", answered=False)
             bench.phase(
                 "stop of all",

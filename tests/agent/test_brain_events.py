@@ -144,18 +144,22 @@ def test_a_supervisor_that_wants_all_readings_seldom_gets_brief_beats_until_it_a
 
     asks = False
     assert [said(), said()] == [(False, 2)] * 2, "it has said nothing of it, as an older one"
-    stage.sup(Welcome(1, "n1", whole_every_s=15.0))
+    stage.peer(dial(2))
+    stage.take()
+    stage.sup(Welcome(2, "n1", whole_every_s=15.0))
     assert [(beat.is_brief, len(beat.readings)) for beat in stage.only(Beat)] == [(False, 2)]
     assert [said(), said()] == [(True, 1), (True, 1)]
     asks = True
     assert [said(), said(), said()] == [(True, 1), (False, 2), (False, 2)]
     asks = False
     assert [said(), said()] == [(False, 2), (True, 1)]
-    stage.peer(dial(2))
+    stage.peer(dial(3))
     stage.take()
-    stage.sup(Welcome(2, "n1", whole_every_s=15.0))
+    stage.sup(Welcome(3, "n1", whole_every_s=15.0))
     assert [(beat.is_brief, len(beat.readings)) for beat in stage.only(Beat)] == [(False, 2)]
     assert said() == (True, 1)
+    stage.sup(Welcome(3, "n1", whole_every_s=15.0))
+    assert [beat.is_brief for beat in stage.only(Beat)] == [True], "no new connection: only a newer word to echo"
     stage.brain.catch_up_acked(stage.now, stage.now)
     assert [said(), said()] == [(False, 2), (True, 1)]
 

@@ -207,9 +207,10 @@ class AgentBrain:
                 self.lease.patient_while_reading(now)
                 return []
             case Welcome():
+                if not self.lease.welcomed:  # else it is only a newer word to echo, from one that may be overloaded
+                    self._samples.welcomed(message.whole_every_s)
                 self.lease.welcomed = True
                 self.lease.heard(message.stamp, now)
-                self._samples.welcomed(message.whole_every_s)
                 return self._say(self.beat(now))
             case Ack():
                 return self._acked(message, now)

@@ -107,7 +107,8 @@ def _refills(previous: RunState, current: RunState) -> Iterator[str]:
     """No more are asked for than nodes are missing."""
     if current.roster.refills_count <= previous.roster.refills_count:
         return
-    count, missing_count = len(refilling.on_their_way(current)), refilling.missing_count(current, current.updated_at)
+    held_count = len(refilling.held(current, current.updated_at))
+    count, missing_count = len(refilling.on_their_way(current)), refilling.missing_count(current, held_count)
     if count > missing_count:
         yield f"I7: {count} refills are on their way, and {missing_count} nodes are missing"
 

@@ -444,7 +444,7 @@ class Checker(Checks):
             self.broken("I7", f"refill {job.number} is submitted, and no record says that it is wanted")
             return
         wanted = {one.number for one in refilling.on_their_way(state)}
-        missing_count = refilling.missing_count(state, state.updated_at)
+        missing_count = refilling.missing_count(state, len(refilling.held(state, state.updated_at)))
         if len([one for one in alive if one.number in wanted]) > missing_count:
             self.broken("I7", f"refills {sorted(wanted)} are asked for, and {missing_count} nodes are missing")
 

@@ -130,7 +130,7 @@ def test_none_is_asked_for_while_a_spare_is_left() -> None:
     lose(life)
     life.stopped()
     assert life.count(SubmitRefill) == 1, "the last spare took its place, so a new one is asked for"
-    assert refilling.missing_count(life.state, life.now) == 1
+    assert refilling.missing_count(life.state, len(refilling.held(life.state, life.now))) == 1
 
 
 def test_two_nodes_that_go_are_two_refills_and_one_that_comes_back_takes_one_away() -> None:

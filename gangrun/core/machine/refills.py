@@ -59,11 +59,12 @@ def _counted(before: RunState, decision: Decision, now: float, policy: Policy) -
         of_no_use = [one for one in gone if not _is_good(decision.state, one)]
         failed = replace(decision, state=_failed(decision.state, len(of_no_use), now))
         decision = _dropped(failed, tuple(gone), "their nodes are lost or not to be used")
+        there = set(refilling.held(decision.state, now))
     state = decision.state
     if any(_is_good(state, one) and not _is_good(before, one) for one in state.roster.refills):
         state = _with(state, state.roster.refills, refill_failures_count=0)
         decision = replace(decision, state=state)
-    wanted_count, open_ones = refilling.wanted_count(state, now, policy), refilling.on_their_way(state)
+    wanted_count, open_ones = refilling.wanted_count(state, policy, len(there)), refilling.on_their_way(state)
     if len(open_ones) > wanted_count:
         return _dropped(decision, open_ones[wanted_count:], "no node is missing that they could bring")
     new_count = 0 if refilling.given_up(state, now) else wanted_count - len(open_ones)

@@ -26,23 +26,26 @@ def held(state: RunState, now: float) -> tuple[str, ...]:
     )
 
 
-def missing_count(state: RunState, now: float) -> int:
-    """How many nodes fewer there are than the job began with."""
-    began_count = max(len(state.roster.expected), state.shape.nodes_count)
-    return max(0, began_count - len(held(state, now)))
+def missing_count(state: RunState, held_count: int) -> int:
+    """How many nodes fewer than the job began with are ``held``."""
+    return max(0, max(len(state.roster.expected), state.shape.nodes_count) - held_count)
 
 
-def wanted_count(state: RunState, now: float, policy: Policy) -> int:
-    """How many refills may be on their way: none while a spare is left, nor where the job or the run ends."""
+def wanted_count(state: RunState, policy: Policy, held_count: int) -> int:
+    """How many refills may be on their way: none while a spare is left, nor where the job or the run ends.
+
+    ``held_count``: of the nodes that are ``held``. To judge thousands of nodes takes most of the time of a decision,
+    so whoever has them does not do it again.
+    """
     ending, underway = state.ending, state.underway
     ends = ending.leaving or ending.cancelled_by or ending.gone_at is not None or state.roster.alone
     if policy.refill_wait_s is None or not policy.can_requeue or policy.observe or ends:
         return 0
     if underway.submitting or underway.bringing is not None or underway.after in _LAST:
         return 0
-    if len(held(state, now)) > state.shape.nodes_count:
+    if held_count > state.shape.nodes_count:
         return 0
-    return missing_count(state, now)
+    return missing_count(state, held_count)
 
 
 _LAST = frozenset({After.SUCCEED, After.CANCEL, After.REQUEUE, After.RETURN})
@@ -67,7 +70,7 @@ def has_failed_often(state: RunState) -> bool:
 def waits_until(state: RunState, now: float, policy: Policy) -> float:
     """Until when a job with too few nodes holds those that it has for a refill; 0.0: it does not."""
     can_come = bool(on_their_way(state)) or not given_up(state, now)
-    if not policy.refill_wait_s or not can_come or not wanted_count(state, now, policy):
+    if not policy.refill_wait_s or not can_come or not wanted_count(state, policy, len(held(state, now))):
         return 0.0
     return state.roster.refill_until or now + policy.refill_wait_s
 

@@ -65,6 +65,9 @@ class NodeStanding:
         return use_of(self) in USABLE
 
 
+_AS_ANY = NodeStanding(StandingKind.USABLE)  # of nearly all nodes, each time that thousands are judged
+
+
 def standing_of(node: Node, excluded: Mapping[str, Exclusion], shape: Shape) -> NodeStanding:
     """How this node stands. ``excluded`` holds only what is in force (``active``). Not yet checked is usable."""
     out, found = excluded.get(node.name), node.found
@@ -86,7 +89,7 @@ def standing_of(node: Node, excluded: Mapping[str, Exclusion], shape: Shape) -> 
         return NodeStanding(StandingKind.TOO_SMALL, why)
     if node.due or node.slow:
         return NodeStanding(StandingKind.TO_BE_REPLACED, node.due or node.slow)
-    return NodeStanding(StandingKind.SUSPECT, node.poor) if node.poor else NodeStanding(StandingKind.USABLE)
+    return NodeStanding(StandingKind.SUSPECT, node.poor) if node.poor else _AS_ANY
 
 
 _USES = {

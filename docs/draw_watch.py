@@ -23,7 +23,7 @@ from gangrun.display.report.page import html_page  # noqa: E402
 from gangrun.display.status_page import PageFormat  # noqa: E402
 from gangrun.display.watch_screen import Scrolled, screen_lines  # noqa: E402
 from gangrun.runs.history import TrainingHistory  # noqa: E402
-from gangrun.runs.ledger import report_of  # noqa: E402
+from gangrun.runs.report import report_of  # noqa: E402
 from gangrun.runs.snapshot import RunSnapshot  # noqa: E402
 from gangrun.runs.status import status_of  # noqa: E402
 from gangrun.runs.watched import NodeSquares, RankKind, WatchedLook  # noqa: E402

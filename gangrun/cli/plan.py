@@ -205,8 +205,8 @@ def _mtbf_s(given: Given, gpus_count: int, nodes_count: int) -> float:
 def _take_from(given: Given, source: str, runs_dir: str | None) -> None:
     """What RUN knows, where no option says otherwise."""
     from gangrun.runs.checkpoints import place_of, surveyed
-    from gangrun.runs.ledger import report_of
     from gangrun.runs.locate import find
+    from gangrun.runs.report import report_of
     from gangrun.runs.saves import read_saves
     from gangrun.runs.snapshot import read
 

@@ -12,8 +12,8 @@ from gangrun.display.account_page import cluster_page, report_page
 from gangrun.display.status_page import look_now
 from gangrun.display.text import clean, echo_json, size_words
 from gangrun.errors import DONE, UNKNOWN, UserError
-from gangrun.runs.ledger import ClusterReport, ClusterTotals, Flops, report_of
 from gangrun.runs.locate import entries_of, find
+from gangrun.runs.report import ClusterReport, ClusterTotals, Flops, report_of
 from gangrun.runs.snapshot import read
 
 FLOPS = Typed(flops, name="flops")

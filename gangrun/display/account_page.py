@@ -12,7 +12,7 @@ from gangrun.display.times import span_words
 from gangrun.planning.accounts import TimeUse
 from gangrun.planning.cadence import NODE_MTBF_S, STALL_GUESS_S, cadence, expected_mtbf_s
 from gangrun.planning.plan import BY_HAND_S, NOTICING_BY_HAND_S, REPAIR_S, Forecast, PolicyForecast, spares_needed
-from gangrun.runs.ledger import ClusterReport, MfuReport, RunReport, WindowReport
+from gangrun.runs.report import ClusterReport, MfuReport, RunReport, WindowReport
 
 if TYPE_CHECKING:
     from gangrun.sim.forecast import Ground, WayResult

@@ -18,7 +18,7 @@ from gangrun.core.nodes.standing import active
 from gangrun.planning.accounts import TimeUse
 from gangrun.runs.figures import GpuFigures
 from gangrun.runs.follow import JournalReplay
-from gangrun.runs.ledger import report_of
+from gangrun.runs.report import report_of
 from gangrun.runs.snapshot import RunSnapshot, snapshot_of, spec_of
 from gangrun.runs.status import Status, recovery_statuses, status_of
 from gangrun.wire.record import Record

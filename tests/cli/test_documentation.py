@@ -32,7 +32,7 @@ from gangrun.launch.slurm_submit import DryRun, SubmittedRun
 from gangrun.launch.stop import CancelReport, DrainReport, SaveReport
 from gangrun.runs.checkpoints import CheckpointList
 from gangrun.runs.failures import Failures
-from gangrun.runs.ledger import ClusterReport, RunReport
+from gangrun.runs.report import ClusterReport, RunReport
 from gangrun.runs.snapshot import read
 from gangrun.runs.status import RecoveryStatus, RunList, Status, status_of
 from gangrun.wire.spec import CheckpointSpec

@@ -18,7 +18,8 @@ from gangrun.display.report.page import html_page
 from gangrun.display.status_page import PageFormat
 from gangrun.planning.accounts import TimeUse
 from gangrun.runs.history import edges_ms, folded, node_rows, uses_over_time
-from gangrun.runs.ledger import Flops, RunReport, account_of, ledger_of, report_of
+from gangrun.runs.ledger import account_of, ledger_of
+from gangrun.runs.report import Flops, RunReport, report_of
 from gangrun.runs.snapshot import RunSnapshot, read
 from gangrun.sim.sweep import failing
 from tests.command_line import Call, golden

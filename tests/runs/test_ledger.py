@@ -12,17 +12,9 @@ from gangrun.core.events import CheckpointSeen, FirstStepSeen, NodeLost, Progres
 from gangrun.core.model import CheckpointRef, Level
 from gangrun.core.text import SAVE_TIMES
 from gangrun.planning.accounts import TimeUse
-from gangrun.runs import ledger
-from gangrun.runs.ledger import (
-    Flops,
-    Ledger,
-    account_of,
-    failures_by_cause,
-    ledger_of,
-    node_failures,
-    report_of,
-    steps_kept,
-)
+from gangrun.runs import report
+from gangrun.runs.ledger import Ledger, account_of, ledger_of, steps_kept
+from gangrun.runs.report import Flops, failures_by_cause, node_failures, report_of
 from gangrun.runs.snapshot import read
 from gangrun.runs.status import status_of
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
@@ -338,7 +330,7 @@ def test_all_runs_together_name_causes_and_nodes(runs, gangrun: Call) -> None:
 
 
 def test_every_cause_is_of_a_kind_and_no_run_saves_nothing(runs, gangrun: Call) -> None:
-    assert ledger._KIND_OF.keys() == ledger.FAILURE_OUTCOMES
+    assert report._KIND_OF.keys() == report.FAILURE_OUTCOMES
     assert "saved       nothing yet" in gangrun("report", "--all").out
 
 

@@ -202,7 +202,9 @@ def test_the_time_of_a_step_is_known_of_a_run_that_races_and_told_once_if_it_is_
         told: list[object] = []
         for now in map(float, range(120)):
             stands = msgspec.structs.replace(sample(0), step=2 * int(now))
-            progress.observe(Row(hello, now, now, attempt=attempt, readings=(stands,)), now)
+            row = Row(hello, now, now, attempt=attempt)
+            row.take((stands,))
+            progress.observe(row, now)
             if progress.next_at(state) <= now:
                 told += [one for one in progress.tick(state, now) if isinstance(one, StepsTimed)]
         return told

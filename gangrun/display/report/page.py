@@ -29,8 +29,9 @@ from gangrun.display.times import clock_words, date_words, span_words
 from gangrun.planning.accounts import TimeUse
 from gangrun.runs import history
 from gangrun.runs.failures import exits_of, first_of, groups_of
-from gangrun.runs.ledger import RunReport, node_failures, run_account
+from gangrun.runs.ledger import run_account
 from gangrun.runs.recoveries import recoveries_of
+from gangrun.runs.report import RunReport, node_failures
 from gangrun.runs.snapshot import RunSnapshot
 from gangrun.runs.status import AttemptStatus, RecoveryStatus, Status, job_number, status_of
 from gangrun.runs.times import WallTimes

@@ -74,6 +74,7 @@ class Policy:
     total_time_s: float = 0.0  # for which all ranks run, over all jobs; 0: as long as it takes
     backoff_first_s: float = 2.0
     backoff_max_s: float = 300.0
+    unproven_backoff_factor: float = 4.0  # on these, for what may never have worked, before the run's first progress
     join_within_s: float = 60.0
     check_within_s: float = 60.0
     tests_within_s: float = 60.0  # more, where devices are put to work; twice that for who is suspected
@@ -165,6 +166,8 @@ def check(policy: Policy) -> None:
     for name, value in positive.items():
         if not value > 0:
             raise PolicyError(f"{name} = {value} must be more than 0")
+    if not policy.unproven_backoff_factor >= 1:
+        raise PolicyError(f"unproven_backoff_factor = {policy.unproven_backoff_factor} must be at least 1")
     if not timing.leader_lease_s * (1 + timing.drift) < timing.takeover_after_s:
         raise PolicyError(
             f"leader_lease_s = {timing.leader_lease_s} must be under takeover_after_s = {timing.takeover_after_s}"

@@ -50,8 +50,29 @@ def test_causes_count_apart_up_to_a_total() -> None:
 
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause in budget.LENIENT])
 def test_what_is_not_the_scripts_gets_more(cause: Cause) -> None:
+    _, rulings = spend(Budget(mark=10), [cause] * 7)
+    assert [ruling.allowed for ruling in rulings] == [True] * 6 + [False]
+
+
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause in budget.UNPROVEN])
+def test_what_may_never_have_worked_gets_half_the_tries_and_longer_pauses_until_there_is_progress(cause: Cause) -> None:
+    _, before = spend(Budget(), [cause] * 4)
+    _, after = spend(Budget(mark=0), [cause] * 7)
+    assert [ruling.allowed for ruling in before] == [True] * 3 + [False]
+    assert before[3].sentence == f"no restart is left for this cause ({cause.value}): 3 of 3 spent without any progress"
+    assert [ruling.allowed for ruling in after] == [True] * 6 + [False]
+    factors = {early.backoff_s / late.backoff_s for early, late in zip(before[1:3], after[1:3], strict=True)}
+    assert factors == {POLICY.unproven_backoff_factor}
+    short = replace(POLICY, backoff_max_s=5.0)
+    _, cut = spend(Budget(), [cause] * 3, short)
+    assert cut[2].backoff_s == short.backoff_max_s
+
+
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause in budget.LENIENT - budget.UNPROVEN])
+def test_a_node_that_breaks_proves_nothing_of_what_was_set_up(cause: Cause) -> None:
     _, rulings = spend(Budget(), [cause] * 7)
     assert [ruling.allowed for ruling in rulings] == [True] * 6 + [False]
+    assert rulings[1].backoff_s < POLICY.backoff_first_s * 2
 
 
 def test_no_restart_means_none() -> None:

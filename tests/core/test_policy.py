@@ -18,6 +18,7 @@ from gangrun.core.policy import Policy, PolicyError, Timing
         ({"timing": Timing(leader_lease_s=4.96)}, "two supervisors could act at once"),
         ({"timing": Timing(fence_after_s=12.0)}, "a takeover would kill good ranks"),
         ({"jobs_max_count": -1}, r"jobs_max_count = -1 must not be negative \(0: no limit\)"),
+        ({"unproven_backoff_factor": 0.9}, "unproven_backoff_factor = 0.9 must be at least 1"),
         ({"save_lead_s": -1.0}, "save_lead_s = -1.0 must not be negative"),
         ({"settle_s": -0.1}, "settle_s = -0.1 must be from 0"),
         ({"settle_s": 10.1}, "settle_s = 10.1 must be from 0 .* to 10: each restart waits"),
@@ -36,6 +37,7 @@ def test_the_edges_hold() -> None:
     Policy(timing=Timing(leader_lease_s=2.97, fence_after_s=12.1), restarts_max_count=0)
     Policy(settle_s=0.0)
     Policy(settle_s=10.0)
+    Policy(unproven_backoff_factor=1.0)
 
 
 def test_saving_begins_as_long_before_the_end_as_it_may_take_unless_told_otherwise() -> None:

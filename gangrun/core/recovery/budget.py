@@ -3,6 +3,9 @@
 Each cause has its own count since the last progress; progress alone refills it, never time. Progress is a valid
 checkpoint above every one before it, or a step that no attempt had reached. Attempts that resume from one checkpoint
 and fall at steps 16, 24 and 37 make progress each time; attempts that all fall at step 16 make none after the first.
+
+What nodes or services share may pass, or never have worked. So a run that has made no progress at all gets half the
+tries for it, with longer pauses between them; one that has gets all of them.
 Called by ``lifecycle`` after each verdict.
 """
 
@@ -21,6 +24,7 @@ LENIENT = frozenset(
     {Cause.VICTIMS_ONLY, Cause.AGENT_DIED, Cause.NODE_SILENT, Cause.HARDWARE, Cause.NETWORK}
     | {Cause.SERVICE, Cause.PORT, Cause.STORAGE}
 )
+UNPROVEN = frozenset({Cause.VICTIMS_ONLY, Cause.NETWORK, Cause.SERVICE, Cause.PORT, Cause.STORAGE})
 JITTER_SHARE = 0.2
 SIGHTINGS_MAX_COUNT = 32
 FREE_STARTS = "free starts"  # nobody's fault: counted beside the causes, and not with them
@@ -38,9 +42,12 @@ class Ruling:
     sentence: str
 
 
-def limit_count(cause: Cause, policy: Policy) -> int:
-    """Restarts for one cause without progress. What is not the script's gets twice as many."""
-    return policy.restarts_max_count * (LENIENT_FACTOR if cause in LENIENT else 1)
+def limit_count(cause: Cause, policy: Policy, *, is_proven: bool = True) -> int:
+    """Restarts for one cause without progress. What is not the script's gets twice as many, but for what may never have
+    worked, before the run's first progress.
+    """
+    is_lenient = cause in LENIENT and (is_proven or cause not in UNPROVEN)
+    return policy.restarts_max_count * (LENIENT_FACTOR if is_lenient else 1)
 
 
 def charge(
@@ -52,7 +59,8 @@ def charge(
         return remembered, Ruling(False, 0.0, "no other node and no other try would cure this")
     key = verdict.cause.value
     used = budget.used.get(key, 0)
-    limit = limit_count(verdict.cause, policy)
+    is_proven = budget.mark >= 0
+    limit = limit_count(verdict.cause, policy, is_proven=is_proven)
     since = f"since step {budget.mark}" if budget.mark >= 0 else "without any progress"
     if used >= limit:
         spent = f"no restart is left for this cause ({key}): {used} of {limit} spent {since}"
@@ -63,6 +71,8 @@ def charge(
         return remembered, Ruling(False, 0.0, spent)
     passes = verdict.cure is Cure.WAIT  # then even the first try is not made at once
     wait_s = backoff_s(used + 1 + passes, policy, run, attempt)
+    if verdict.cause in UNPROVEN and not is_proven:
+        wait_s = min(policy.backoff_max_s, wait_s * policy.unproven_backoff_factor)
     after = replace(remembered, used={**budget.used, key: used + 1}, total_count=budget.total_count + 1)
     when = f" in {wait_s:.1f} s" if wait_s else ""
     return after, Ruling(True, wait_s, f"restart {used + 1} of {limit} for this cause ({key}) {since}{when}")

@@ -77,7 +77,8 @@ A rank with an exception for a bug is not moved, unless all ranks of one node ra
 (`ValueError`, `KeyError`, ...), and what torch says of shapes and types. A rank that somebody killed is not moved
 either. A verdict that ends the run excludes nobody, except for what a check measured.
 
-*Budget*: how many restarts this cause gets without progress, by default.
+*Budget*: how many restarts this cause gets without progress, by default. A service, a port, storage and the network get
+half as many before the run's first progress.
 
 | text that tells of | cause | on one node | on many nodes | budget | source |
 |---|---|---|---|---|---|

@@ -370,6 +370,7 @@ class Move:
     step: int  # the highest that the run had reached, -1 unknown
     signature: str
     times: int = 2  # how often ranks had fallen first on that node
+    of_connections: bool = False  # it lost those to its peers, and told no more
     is_whole_node: bool = False  # all of the node's several ranks fell, and none because we stopped it
     excluded: bool = False  # the run came past the step, so the node was excluded: until the rank falls elsewhere too
 

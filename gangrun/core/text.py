@@ -112,7 +112,7 @@ def listed(names: Sequence[str]) -> str:
 
 _REMARK = re.compile(
     r"\b(INFO|DEBUG)\b|UCX +WARN\b|libibverbs: Warning|errno: 97 - Address family"
-    r"|The IPv6 network addresses of .* cannot be"
+    r"|The IPv6 network addresses of .* cannot be|slurmstepd: error: Failed to send "
 )
 
 

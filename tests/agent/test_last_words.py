@@ -86,6 +86,15 @@ def test_torch_puts_the_rank_before_each_line(files: RankFiles) -> None:
     assert found.error == plain and found.tail == ()
 
 
+def test_a_logger_puts_its_own_words_before_that_and_a_checkpoint_says_which_rank_failed() -> None:
+    plain = parse_traceback(CAUSED.splitlines())
+    lines = [line.replace("last):", "last): (RANK 0)") for line in CAUSED.splitlines()]
+    assert plain is not None
+    found = parse_traceback([f"2025-10-31 03:11:02,473 - Trainer - INFO - [rank3]: {line}" for line in lines])
+    assert found is not None and (found.kind, found.message) == (plain.kind, plain.message)
+    assert found.signature == plain.signature
+
+
 def test_a_line_of_another_thread_amid_a_traceback_does_not_hide_it() -> None:
     lines = CAUSED.splitlines()
     lines.insert(-3, "WARNING:root:prefetch is slow")

@@ -264,6 +264,33 @@ def test_an_address_that_several_nodes_have_names_none() -> None:
     assert roster.named_by(life.state) == {"10.0.0.1": "n0", "10.0.0.2": "n1"}
 
 
+WATCHDOG = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=50) ran for 600011 milliseconds"
+
+
+@pytest.mark.parametrize(
+    ("also", "cause"),
+    [
+        ("", Cause.HANG),
+        ("NET/IB : Got completion from peer 10.0.0.9<5> with status=12 opcode=0", Cause.VICTIMS_ONLY),
+    ],
+)
+def test_ranks_whose_watchdog_ended_them_hung_unless_what_moves_bytes_failed(also: str, cause: Cause) -> None:
+    report = error(WATCHDOG, kind="torch.distributed.DistBackendError", sig="lost", collective=True)
+    other = error(also or WATCHDOG, kind="torch.distributed.DistBackendError", sig="lost", collective=True)
+    verdict = judge(Evidence(exits=(fell(0, "n1", report=report), fell(3, "n2", at=10.5, report=other))))
+    assert (verdict.cause, verdict.blamed) == (cause, ())
+    words = "waited too long in a collective" if cause is Cause.HANG else "lost a peer in a collective"
+    assert verdict.sentence.startswith(f"2 ranks {words} at step 120")
+
+
+def test_a_launch_that_fails_on_another_node_too_is_the_codes() -> None:
+    report = error("CUDA error: unspecified launch failure", kind="RuntimeError")
+    before = Sighting("device: gpu-launch", 2, 120, ("n2",))
+    verdict = judge(Evidence(exits=(fell(report=report),)), sightings=(before,))
+    assert (verdict.cause, verdict.failure, verdict.final) == (Cause.RANK_ERROR, Failure.SCRIPT, True)
+    assert "the code is at fault" in verdict.sentence
+
+
 def test_victims_name_the_rank_that_a_stall_names() -> None:
     seen = (RankObservation(0, "n1", "S", 5, 0.0), RankObservation(1, "n2", "T", 5, 0.0))
     verdict = judge(Evidence(exits=(victim(0, "n1"),), hang=Hang(130.0, 120.0, seen)))

@@ -42,6 +42,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "syntax": ("SyntaxError", "invalid syntax (train.py, line 3)"),
     "import": ("ModuleNotFoundError", "No module named 'flash_attn'"),
     "library": ("OSError", "libcudart.so.12: cannot open shared object file: No such file or directory"),
+    "gpu-launch": ("RuntimeError", "CUDA error: unspecified launch failure"),
     "gpu-fault": ("RuntimeError", "CUDA error: an illegal memory access was encountered"),
     "worker-memory": ("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Bus error."),
     "shared-memory": ("RuntimeError", "unable to write to file </torch_995_2167858072>"),
@@ -49,11 +50,15 @@ TEXTS: dict[str, tuple[str, str]] = {
     "local-disk": ("OSError", "[Errno 28] No space left on device: '/tmp/cache/x'"),
     "mount-gone": ("OSError", "[Errno 107] Transport endpoint is not connected: '/mnt/data'"),
     "quota": ("OSError", "[Errno 122] Disk quota exceeded"),
+    "read-only-here": ("OSError", "[Errno 30] Read-only file system: 'outputs'"),
     "storage-full": ("OSError", "[Errno 28] No space left on device"),
     "storage-error": ("OSError", "[Errno 5] Input/output error"),
     "save-failed": ("RuntimeError", "PytorchStreamWriter failed writing file data/12: file write failed"),
     "ib-completion": ("DistBackendError", "NET/IB : Got completion from peer n2<5> with status=12 vendor err 129"),
     "nccl-watchdog": ("DistBackendError", "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)"),
+    "peer-silent": ("XlaRuntimeError", "DEADLINE_EXCEEDED: Barrier timed out. Id: [Init]Wait_for_all_tasks"),
+    "interrupt": ("KeyboardInterrupt", ""),
+    "store-name": ("ValueError", "host not found: Name or service not known"),
     "nccl-remote": ("DistBackendError", "ncclRemoteError: A call failed possibly due to a network error"),
     "nccl-cuda": ("DistBackendError", "ncclUnhandledCudaError: Call to CUDA function failed."),
     "peer-lost": ("RuntimeError", "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:21734"),
@@ -265,12 +270,83 @@ def on(nodes: str, name: str, step: int = 120) -> tuple[Cause, Cure, tuple[str, 
         ("local-disk", "12", 120, Cause.STORAGE, Cure.WAIT, (), False),
         ("service", "1", -1, Cause.SERVICE, Cure.WAIT, (), False),
         ("gpu-fault", "1", 120, Cause.RANK_ERROR, Cure.TEST, (), False),
+        ("gpu-launch", "1", 120, Cause.HARDWARE, Cure.TEST, (), False),
+        ("gpu-launch", "1", -1, Cause.HARDWARE, Cure.EXCLUDE, ("n1",), False),
+        ("gpu-launch", "123", 120, Cause.RANK_ERROR, Cure.ONCE, (), False),
+        ("gpu-launch", "123", -1, Cause.ENVIRONMENT, Cure.ONCE, (), False),
+        ("read-only-here", "1", -1, Cause.STORAGE, Cure.MOVE, (), False),
+        ("read-only-here", "123", -1, Cause.ENVIRONMENT, Cure.ONCE, (), False),
+        ("read-only-here", "123", 120, Cause.STORAGE, Cure.ONCE, (), False),
+        ("store-name", "123", -1, Cause.NETWORK, Cure.WAIT, (), False),
     ],
 )
 def test_few_nodes_and_many(
     name: str, nodes: str, step: int, cause: Cause, cure: Cure, blamed: tuple[str, ...], final: bool
 ) -> None:
     assert on(nodes, name, step) == (cause, cure, blamed, final)
+
+
+def test_a_launch_that_fails_before_the_first_step_is_left_to_a_test_of_the_devices() -> None:
+    verdict = judge(
+        Evidence(exits=(raised(*TEXTS["gpu-launch"]),)),
+        placement=THREE,
+        nodes_count=3,
+        step=-1,
+        policy=Policy(test_suspects=True),
+    )
+    assert (verdict.cause, verdict.cure, verdict.blamed) == (Cause.HARDWARE, Cure.TEST, ())
+
+
+@pytest.mark.parametrize(
+    ("said", "step", "ranks", "cause"),
+    [
+        ("CUDA error: out of memory", -1, (0, 1), Cause.FOREIGN_PROCESS),
+        ("CUDA error: out of memory", 120, (0, 1), Cause.GPU_MEMORY),
+        ("CUDA error: out of memory", -1, (0,), Cause.GPU_MEMORY),
+        ("CUDA out of memory. 70.00 GiB is allocated by PyTorch", -1, (0, 1), Cause.GPU_MEMORY),
+        ("CUDA out of memory. This process has 70.00 GiB memory in use.", -1, (0, 1), Cause.GPU_MEMORY),
+    ],
+)
+def test_gpus_of_one_node_that_are_full_before_the_first_step_are_held_by_others(
+    said: str, step: int, ranks: tuple[int, ...], cause: Cause
+) -> None:
+    exits = tuple(raised("RuntimeError", said, rank=rank) for rank in ranks)
+    verdict = judge(Evidence(exits=exits), placement=THREE, nodes_count=3, step=step)
+    assert verdict.cause is cause and verdict.blamed == (("n1",) if cause is Cause.FOREIGN_PROCESS else ())
+
+
+def ended(*lines: str, rank: int = 0) -> RankExit:
+    return error_rules.marked(RankExit(rank, "n1", 1, None, at=10.0, tail=lines, written_at=9.9))
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        (("NCCL WARN Attribute arch of node cpu not found", "NCCL INFO graph/topo.cc:493 -> 3"), "gpu-topology"),
+        (
+            ("ConnectTimeout: HTTPSConnectionPool(host='hub', port=443): Max retries exceeded", "192.168.4.75"),
+            "service",
+        ),
+        (
+            (
+                "NCCL WARN NET/IB : Got completion with error 12, opcode 1, len 0, vendor err 129",
+                "NCCL INFO transport/net.cu:537 -> 2",
+                "NCCL WARN Cuda failure 'an illegal memory access was encountered'",
+            ),
+            "ib-completion",
+        ),
+        (
+            ("OSError: [Errno 16] busy: '.nfs0'", '  File "/x/multiprocessing/util.py", line 3, in _run_finalizers'),
+            "teardown",
+        ),
+        (("RLIMIT_NPROC 128: pthread_create failed for thread 18 of 56", "KeyboardInterrupt"), "open-files"),
+        (("uncorrectable ECC errors: 0", "[rank3]: ncclRemoteError: a peer", "terminate called after"), "nccl-remote"),
+        (("uncorrectable ECC error", "CUDA error: uncorrectable ECC error", "Aborted (core dumped)"), "gpu-ecc"),
+    ],
+)
+def test_the_words_that_end_a_process_are_known_by_their_form_and_place(lines: tuple[str, ...], name: str) -> None:
+    rule = error_rules.rule_of(ended(*lines))
+    assert rule is not None and rule.name == name
 
 
 def test_the_verdict_says_what_and_where() -> None:

@@ -295,6 +295,19 @@ def test_ranks_of_one_node_that_alone_lose_a_peer_again_and_again_have_a_network
     assert set(life.state.health.excluded) == {"n1"}
 
 
+def test_connections_that_fail_on_one_node_twice_and_not_on_a_spare_are_its_own() -> None:
+    life = Life(3, 2, SLURM).running()
+    life.join("s0")
+    life.on(NodeChecked("s0", True))
+    for step in (10, 20):
+        falls(life, error=LOST, at_step=step)
+        go_on(life)
+    assert not life.state.health.excluded and life.started().placement.nodes == ("n0", "s0", "n2")
+    life.mark(30)
+    life.says("rank 2 fell first on n1 twice, and on s0 it came past step 20: n1 excluded for 24 h")
+    assert set(life.state.health.excluded) == {"n1"}
+
+
 # ---- what nodes may share, and what passes by itself ---------------------------------------------------------------
 
 STALE = ErrorReport("OSError", "[Errno 116] Stale file handle: '/data/x'", "stale", "Traceback ...", False)

@@ -207,7 +207,7 @@ def test_a_suspect_is_put_to_work_and_what_comes_out_decides(cluster: Cluster, r
     story = run.explain()
     assert f"devices of {host} are tested first" in story
     assert "cpu: number of wrong results in products whose result is known is 3 (limit 0)" in story
-    assert f"{clean} was suspected (attempt 1: rank error), and its devices work: 0 wrong in 4 products" in story
+    assert f"{clean} was suspected (attempt 1: hardware), and its devices work: 0 wrong in 4 products" in story
     run.gangrun("nodes", "clear", host)
     cluster.assert_clean(20)
 

@@ -38,13 +38,17 @@ _LAST = re.compile(
     r"(?:: (?P<message>.*))?$"
 )
 # With what a logger, a launcher or a progress bar puts before it, or as rich frames it.
-_START = re.compile(r"^(?P<prefix>.{0,200}?)(?:Traceback \(most recent call last\):\s*$|╭─+ Traceback \(most recent)")
+_START = re.compile(
+    r"^(?P<prefix>.{0,200}?)(?:Traceback \(most recent call last\):(?: \(RANK \d+\))?\s*$|╭─+ Traceback \(most recent)"
+)
 _OF_A_WORKER, _OF_A_GROUP = "Original ", "Exception Group "  # before "Traceback"
 _LINKS = (  # what Python writes between an exception and its cause, which it writes first
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
-_PREFIX = re.compile(r"^\[rank\d+\]:[ ]?")  # torch puts this before each line of a traceback
+_PREFIX = re.compile(
+    r"^(?:\S.{0,80}? )?\[rank\d+\]:[ ]?"
+)  # torch puts this before each line, and loggers their own before it
 _COLOUR = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _IGNORED = "Exception ignored in"  # the traceback below it ends no process
 _OF_A_PART = re.compile(r"^(Exception in thread |Process \S+-\d+:$)")  # nor does one of a thread or of a child

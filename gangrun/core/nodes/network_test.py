@@ -31,7 +31,7 @@ def begun(state: RunState, verdict: Verdict, now: float, policy: Policy) -> tupl
     """The state in which nodes are to meet, and the words for it; the same state if nothing points at a connection."""
     evidence, placed = state.attempt.evidence, state.attempt.placement
     lost = [died for died in evidence.exits if not died.by_us and _asks(error_rules.rule_of(died))]
-    is_open = verdict.cause is Cause.VICTIMS_ONLY and not verdict.final and evidence.hang is None
+    is_open = verdict.cause in {Cause.VICTIMS_ONLY, Cause.HANG} and not verdict.final and evidence.hang is None
     if not (policy.test_suspects and lost and is_open and placed is not None):
         return state, ""
     stand = standing.standings(state, now)

@@ -32,6 +32,7 @@ KILLS = frozenset({1, 2, SIGKILL})  # an exception ends no process so: somebody 
 OUTSIDE_SIGNALS = frozenset({1, 2, 3, 9, 10, 12, 13, 14, 15, 19, 20, 21, 22, 24, 25})
 MAY_BE_HARDWARE = frozenset(
     {Cause.RANK_ERROR, Cause.SIGNAL, Cause.KILLED, Cause.HANG, Cause.VICTIMS_ONLY, Cause.START_FAILED}
+    | {Cause.HARDWARE}  # as a rank tells it, of a node that is not blamed
 )
 
 
@@ -344,11 +345,31 @@ def _is_its_slots(first: RankExit, rule: Rule, spread: Spread, scene: _Scene) ->
     return is_own and spread.ranks_count == 1 and first.rank in scene.losable
 
 
+def _cause_here(rule: Rule, cause: Cause, cure: Cure, spread: Spread, is_whole: bool, scene: _Scene) -> Cause:
+    """The cause of a row, by where it was seen and how far the attempt had come."""
+    has_begun = scene.attempt_step >= 0
+    if rule.name == "read-only-here" and spread.is_many and not has_begun:
+        return Cause.ENVIRONMENT  # where the ranks run, as in a container, is read-only on all nodes
+    if rule.name == "gpu-launch" and spread.is_many and has_begun:
+        return Cause.RANK_ERROR  # what is installed had run before
+    if rule.name == "refused" and has_begun:
+        return Cause.SERVICE  # it had been asked rightly before
+    if is_whole and cause is Cause.USAGE:
+        return Cause.ENVIRONMENT  # ranks on other nodes read the same script and modules
+    if is_whole and rule.name == "storage-full":
+        return Cause.LOCAL_DISK  # what all nodes share is full on all
+    if spread.is_many and cause in _NODES_OWN and (cause, cure) != (Cause.NETWORK, Cure.WAIT):
+        return Cause.STORAGE if cure is Cure.WAIT else Cause.ENVIRONMENT
+    return cause
+
+
 def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, evidence: Evidence, scene: _Scene) -> Verdict:
     """What a known text means on so many nodes."""
     if rule.name == "foreign-process" and spread.is_many:  # who shares the GPUs of many nodes is the gang itself
         rule = error_rules.BY_NAME["gpu-memory"]
     has_one_node = scene.gang_nodes_count == 1
+    if rule.name == "gpu-memory" and not has_one_node and _is_held_by_others(first, spread, scene):
+        rule = error_rules.BY_NAME["foreign-process"]
     is_alone = has_one_node and rule.few not in {Cure.EXCLUDE, Cure.TEST}
     cure, cause = (rule.many if spread.is_many or is_alone else rule.few), rule.cause
     if _is_its_slots(first, rule, spread, scene):
@@ -356,6 +377,9 @@ def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, evidence: 
         signature = signatures.rule_signature(rule.name, Cure.EXCLUDE, first.error)
         return Verdict(cause, Failure.NODE, (), (), signature, sentence, cure=Cure.EXCLUDE, broken_rank=first.rank)
     is_sure = _is_sure(first, rule, spread, evidence, scene)
+    is_at_start = rule.name == "gpu-launch" and cure is Cure.TEST and scene.attempt_step < 0 and not has_one_node
+    if is_at_start and not scene.policy.test_suspects:
+        cure = Cure.EXCLUDE  # before the first step all ranks do the same, and no test will clear it
     if cure is Cure.EXCLUDE and not is_sure:
         cure = Cure.RESTART
     if has_one_node and cure is Cure.EXCLUDE and not _replaceable(scene):  # no other node can show whose it is
@@ -367,20 +391,13 @@ def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, evidence: 
         cure = Cure.RESTART  # ranks on other nodes came past that point
     if cure is Cure.MOVE and scene.attempt_step >= 0 and not _is_whole_node(first, spread, scene):
         cure = Cure.RESTART  # one rank's own limit looks like this, and it had worked
-    if spread.is_many and cause in _NODES_OWN and (cause, cure) != (Cause.NETWORK, Cure.WAIT):
-        cause = Cause.STORAGE if cure is Cure.WAIT else Cause.ENVIRONMENT
     blamed = spread.nodes if cure is Cure.EXCLUDE else ()
     is_whole = _is_whole_node(first, spread, scene)
-    if rule.name == "refused" and scene.attempt_step >= 0:
-        cause = Cause.SERVICE  # it had been asked rightly before
-    elif is_whole and cause is Cause.USAGE:
-        cause = Cause.ENVIRONMENT  # ranks on other nodes read the same script and modules
-    elif is_whole and rule.name == "storage-full":
-        cause = Cause.LOCAL_DISK  # what all nodes share is full on all
+    cause = _cause_here(rule, cause, cure, spread, is_whole, scene)
     may_be_way = (cause in _REACHED and is_sure) or (cause is Cause.KILLED and is_whole)
     may_be_its = cure in _OF_NODES or (cure is Cure.WAIT and may_be_way and not has_one_node)
     suspects = spread.nodes if may_be_its and not spread.is_many else ()
-    failure = _WHOSE.get(cause, Failure.SCRIPT)
+    failure = Failure.SCRIPT if cure is Cure.TEST else _WHOSE.get(cause, Failure.SCRIPT)
     sentence = f"{ended}; {error_rules.concluded(rule, cure, spread, first, is_compared=is_sure and not has_one_node)}"
     by_name = cure in {Cure.RESTART, Cure.MOVE} and cause in {Cause.STORAGE, Cause.OOM}  # each time of another file
     signature = signatures.rule_signature(rule.name, Cure.ONCE if by_name else cure, first.error)
@@ -389,6 +406,14 @@ def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, evidence: 
         rank = NO_RANK  # no rank's own: the same once more, and the node goes
     moves = cure is Cure.MOVE and rank != NO_RANK and _replaceable(scene)
     return Verdict(cause, failure, blamed, suspects, signature, sentence, cure is Cure.END, cure, rank, moves)
+
+
+def _is_held_by_others(first: RankExit, spread: Spread, scene: _Scene) -> bool:
+    """Did the driver have no memory for any rank of one node, before the first step and before torch held a lot of it?
+    On the other nodes there was room for the same.
+    """
+    told = first.error.message if first.error is not None else "\n".join(first.tail)
+    return scene.attempt_step < 0 and _is_whole_node(first, spread, scene) and not error_rules.tells_sizes(told)
 
 
 _how = error_rules.how_it_ended
@@ -421,7 +446,7 @@ def _same_again(verdict: Verdict, before: Sighting, first: RankExit | None, atte
     sentence = f"{verdict.sentence}; {again}: the {whose} is at fault, so another attempt would fail too"
     sentence += f": {told}" if told else ""
     failure = Failure.STORAGE if verdict.failure is Failure.STORAGE else Failure.SCRIPT
-    return Verdict(Cause.SAME_AGAIN, failure, (), (), verdict.signature, sentence, final=True)
+    return Verdict(move.cause_of_same(verdict), failure, (), (), verdict.signature, sentence, final=True)
 
 
 def _traceback_of(first: RankExit | None) -> str:

@@ -164,11 +164,14 @@ def lost_peers(
     first = min(victims, key=lambda rank_exit: (rank_exit.fell_at, rank_exit.rank))
     said = f": {one_line(first.error.message)}" if first.error is not None else ""
     at_step = f" at step {attempt_step}" if attempt_step >= 0 else ""
-    lost = f"{counted(len(victims), 'rank')} lost a peer in a collective{at_step}"
+    is_hang = _is_hang(victims)
+    cause = Cause.HANG if is_hang else Cause.VICTIMS_ONLY
+    befell = "waited too long in a collective" if is_hang else "lost a peer in a collective"
+    lost = f"{counted(len(victims), 'rank')} {befell}{at_step}"
     whole = f"{lost}, rank {first.rank} on {first.node} first{said}"
     if hang is not None:
         stood = verdict(hang, attempt_step, placement.world_size if placement is not None else 0)
-        return replace(stood, cause=Cause.VICTIMS_ONLY, sentence=f"{whole}; {stood.sentence}")
+        return replace(stood, cause=cause, sentence=f"{whole}; {stood.sentence}")
     if finished:
         sentence = f"{ended_words(finished)} while others still trained; then {whole}"
         return Verdict(Cause.LEFT_EARLY, Failure.SCRIPT, (), (), _LEFT_EARLY, sentence)
@@ -176,13 +179,22 @@ def lost_peers(
     if placement is None or rank < 0:
         unknown, nodes = f"{whole}; which rank left them is not known", {died.node for died in victims}
         if placement is None or len(nodes) > 1 or len(placement.nodes) <= SPEAKERS_MIN_COUNT:
-            return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (), "", unknown)
+            return Verdict(cause, Failure.SCRIPT, (), (), "", unknown)
         alone = f"{unknown}; only ranks of {first.node} say so, so its own network may be at fault"
         nodes_own = (first.node,)  # unless it passes
-        return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), nodes_own, "", alone, cure=Cure.WAIT, rank=first.rank)
+        return Verdict(cause, Failure.SCRIPT, (), nodes_own, "", alone, cure=Cure.WAIT, rank=first.rank)
     node = node_of_rank(placement, rank)
     sentence = f"{whole}; rank {rank} on {node} is suspected, as {why}"
-    return Verdict(Cause.VICTIMS_ONLY, Failure.SCRIPT, (), (node,), "", sentence, cure=Cure.TEST, rank=rank)
+    return Verdict(cause, Failure.SCRIPT, (), (node,), "", sentence, cure=Cure.TEST, rank=rank)
+
+
+_WAITED, _OF_TRANSPORT = "nccl-watchdog", frozenset({"ib-completion", "rdma-route", "rdma-local", "fabric-other"})
+
+
+def _is_hang(victims: Sequence[RankExit]) -> bool:
+    """Did ranks only wait until their watchdog or barrier ended them, without an error of what moves bytes?"""
+    said = {entry.partition("/")[0] for died in victims for entry in (died.mark, *died.shown)}
+    return _WAITED in said and not said & _OF_TRANSPORT
 
 
 # As gloo writes it, peer [10.0.0.3]:12345; NCCL, from n2<49152> and peer fe80::1%ib0<5>; c10d, to (n0, 29500) and

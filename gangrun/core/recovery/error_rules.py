@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import zip_longest
 
 from gangrun.core.evidence import ErrorReport, RankExit
 from gangrun.core.model import Cause, Cure
@@ -36,11 +37,20 @@ _SENT = frozenset({1, 2, 9, 15})  # signals that a process does not send itself
 _FAULTS = frozenset({4, 7, 8, 11})  # SIGILL, SIGBUS, SIGFPE, SIGSEGV: a peer's end raises none of them
 _KILLS = {Cause.KILLED, Cause.OOM}
 _NUMBER = re.compile(r"\d+")
-LAST, LAST_LINES_COUNT = "!", 1  # after an entry of ``shown``: it stands in one of the last lines
+LAST = "!"  # after an entry of ``shown``: it stands in the last line that tells something, or after it
 SIGABRT = 6
 _LAST_WORDS = re.compile(
     r"^(\[rank\d+\]:)?\s*what\(\): | WARN (Call to |Cuda failure)|^F\d{4} .*Check failed: "
+    r"|^[\d: .-]*F \S+\.(cc|cpp|h):\d+\] |^(\[rank\d+\]: )?([a-z_]\w*\.)*[A-Z]\w*(Error|Exception|Timeout|Closed): \S"
 )  # said by what fails then
+_FILLS = re.compile(
+    r"^(\[rank\d+\]:)?\s*($|terminate called after|abort(ed|ing)\b|\S+\.(cu|cc|cpp|h):\d+$|exception raised from"
+    r"|frame #|@ +0x|[=*-]{4,}|compile with|for debugging consider|(cuda|hip) kernel errors might)"
+    r"|core dumped|signal: aborted"
+)  # comes after what a process said last, and tells no more
+_FINALIZES = re.compile(r"multiprocessing/util\.py\", line \d+, in (_run_finalizers|_exit_function)")
+_WARNED = re.compile(r" WARN ")  # NCCL: what fails, if a chain of the functions that return its error comes next
+_RETURNED = re.compile(r" INFO \S+:\d+ -> [1-9]\d*\b")
 _NCCL = re.compile(r"NCCL|DistBackendError")
 
 BY_NAME = {rule.name: rule for rule in RULES}
@@ -53,8 +63,9 @@ _VAGUE = frozenset(
     | {"save-failed", "nccl-cuda", "nccl-usage", "nccl-internal", "gpu-other", "fabric-other", "service-other"}
 )
 _FATAL = frozenset(
-    {"fabric", "fabric-other", "container"}
+    {"fabric", "fabric-other", "container", "open-files", "worker-memory", "killed"}
 )  # who writes these lines ends the process, whatever it writes after them
+_FIRST = frozenset({"ib-completion", "teardown"})  # by its form alone, and what is written after it follows from it
 # Beside an exception only these count in stderr, where warnings of all kinds stand too. Beside a plain one they count
 # in its causes only: code that handles an error may have a bug of its own.
 _BESIDE = frozenset(
@@ -101,6 +112,8 @@ def rule_of(died: RankExit) -> Rule | None:
     """The row that this end matches: by its marks, else by its texts. Of stderr the row that stands first counts."""
     died = marked(died)
     own, said = BY_NAME.get(died.mark), next(_counting(died), None)
+    if own is not None and died.error is None and own.name in _FIRST:
+        return own
     known = [rule for rule in ((own, said) if died.error is not None else (said, own)) if rule is not None]
     return next((rule for rule in known if rule.name not in _VAGUE), known[0] if known else None)
 
@@ -113,9 +126,17 @@ def _counting(died: RankExit) -> Iterator[Rule]:
     if is_plain(died) or (beside and _lost_a_peer(died, own)):
         return
     shown = died.shown if beside else sorted(died.shown, key=_by_place)
+    if died.error is None and _ends_as_victim(shown):
+        shown = [entry for entry in shown if entry.endswith(LAST)]
     for rule in filter(None, map(_rule_shown, shown)):
         if rule.cause in _KILLS if is_killed(died) else not beside or _counts_beside(rule):
             yield rule
+
+
+def _ends_as_victim(shown: Sequence[str]) -> bool:
+    """Do its last words only say that it lost a peer? What it wrote before that was said by a rank that lived on."""
+    last = [rule for entry in shown if entry.endswith(LAST) and (rule := _rule_shown(entry)) is not None]
+    return bool(last) and all(rule.few in VICTIMS for rule in last)
 
 
 def _lost_a_peer(died: RankExit, own: Rule | None) -> bool:
@@ -125,11 +146,13 @@ def _lost_a_peer(died: RankExit, own: Rule | None) -> bool:
     return died.error is not None and died.error.collective
 
 
-def _by_place(entry: str) -> tuple[bool, bool]:
-    """The last lines first; what follows from others, such as a crash as the interpreter ends, after them."""
+def _by_place(entry: str) -> tuple[int, bool]:
+    """The last lines first; after them what ends the process anyway, and what follows from others, such as a crash as
+    the interpreter ends.
+    """
     rule = _rule_shown(entry)
-    follows = rule is not None and (rule.cause is Cause.TEARDOWN or rule.name in _FATAL)
-    return follows, not entry.endswith(LAST)
+    is_end = rule is not None and (rule.cause is Cause.TEARDOWN or rule.name == "interrupt")
+    return 2 if is_end else int(rule is not None and rule.name in _FATAL), not entry.endswith(LAST)
 
 
 def _rule_shown(entry: str) -> Rule | None:
@@ -147,20 +170,33 @@ def _counts_beside(rule: Rule) -> bool:
 
 def _own(died: RankExit) -> Rule | None:
     """The row of its exception and the causes of that; without one, of how the process ended."""
-    error, last_words = died.error, [line for line in died.tail if _LAST_WORDS.search(line)]
+    error, last_words = died.error, _last_words(died.tail)
     texts = [f"{error.kind}: {error.message}", *error.chain] if error is not None else []
     if error is None or _NCCL.search(texts[0]):
         texts += last_words
     if error is None:
         texts.append(how_it_ended(died))
     trace, is_bug = (error.traceback.lower() if error is not None else ""), is_plain(died)
+    if _FINALIZES.search(trace or "\n".join(died.tail).lower()):
+        return BY_NAME["teardown"]
     found = [
         _match(cut_middle(text, TEXT_MAX_CHARS), "" if i else trace, beside=bool(i) and is_bug)
         for i, text in enumerate(texts)
     ]
     known = [rule for rule in found if rule is not None]
+    if error is None and known and known[0].name == "ib-completion":
+        return known[0]  # what NCCL's own teardown runs into then
     rule = next((rule for rule in known if rule.name not in _VAGUE), known[0] if known else None)
     return _by_speaker(texts[0], trace, rule) if error is not None and not is_bug else rule
+
+
+def _last_words(lines: Sequence[str]) -> list[str]:
+    """The lines by whose form it can be seen that what they tell ended the process."""
+    return [
+        line
+        for line, after in zip_longest(lines, lines[1:], fillvalue="")
+        if _LAST_WORDS.search(line) or (_WARNED.search(line) and _RETURNED.search(after))
+    ]
 
 
 def _by_speaker(text: str, trace: str, rule: Rule | None) -> Rule | None:
@@ -215,7 +251,7 @@ def _entries(lines: Iterable[str], *, compared_only: bool) -> Iterator[str]:
             name = "foreign-process"
         found = [(at, words[rule.name]) for at, words in enumerate(matched) if rule.name in words]
         found += [(at, name) for at, place in enumerate(placed) if place == name]
-        last_at = len(said) - LAST_LINES_COUNT
+        last_at = next((at for at in range(len(said) - 1, -1, -1) if not _FILLS.search(said[at])), 0)
         words = {
             f"{name}/{zlib.crc32(_NUMBER.sub('0', one).encode()) & 0xFFFF:04x}": at >= last_at for at, one in found
         }
@@ -253,6 +289,11 @@ def foreign_process(text: str) -> str:
     return (
         f"process {pid} holds {max(holders)[0]:g} GiB of it" if pid else f"another program holds {held:.1f} GiB of it"
     )
+
+
+def tells_sizes(text: str) -> bool:
+    """Does it say how much memory torch holds? The driver's own error does not."""
+    return _OF_TORCH.search(text) is not None or _OWN.search(text) is not None
 
 
 def _largest(pattern: re.Pattern[str], text: str) -> float:

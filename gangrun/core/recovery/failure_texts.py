@@ -166,17 +166,20 @@ DEVICES: tuple[Rule, ...] = (
          Cause.HARDWARE, EXCLUDE, END, CUDA_DOCS),
     Rule("gpu-busy", "a GPU that is busy or unavailable",
          r"devices?(\(s\))? (is|are|is/are) busy or unavailable|devicesunavailable|devices_unavailable"
-         r"|(thread|process)\)? device already in use|\bmps (client|server|control)\b|mps_(server|max|connection"
+         r"|\bmps (client|server|control)\b|mps_(server|max|connection"
          r"|rpc)\w*"
-         r"|device already acquired|tpu is already in use|(tpu|accel|neuron|kfd)\w*[^\n]{0,60}resource busy"
+         r"|(tpu|accel|neuron|kfd)\w*[^\n]{0,60}resource busy"
          r"|resource busy: /dev/neuron|neuron cores?\(s\) not available",
          Cause.HARDWARE, EXCLUDE, ONCE, CUDA_DOCS),
-    Rule("foreign-process", "GPU memory that another program holds", PLACED,  # by the numbers
+    Rule("foreign-process", "a GPU, or memory of it, that another program holds",  # or by the numbers
+         r"(thread|process)\)? device already in use|device already acquired|tpu is already in use"
+         r"|(in use|held|locked|used) by (another|other|a different) process",
          Cause.FOREIGN_PROCESS, EXCLUDE, ONCE, "PyTorch, caching allocator"),
     Rule("gpu-topology", "GPUs that do not see each other as they should",
-         r"failed to find reverse path|could not read node #|topo[^\n]{0,40}(fail|invalid|inconsistent)"
+         r"failed to find reverse path|could not read node #|attribute \w+ of node \w+ not found"
+         r"|topo[^\n]{0,40}(fail|invalid|inconsistent)"
          r"|(xml|graph/)\w*[^\n]{0,40}nccl warn[^\n]*fail",
-         Cause.HARDWARE, MOVE, END, NCCL_DOCS),
+         Cause.HARDWARE, MOVE, ONCE, NCCL_DOCS),
     Rule("rdma-missing", "a missing InfiniBand device",
          r"/sys/class/infiniband|net/ib ?: ?no (device|active|ib)|no ib devices? found|failed to open ib"
          r"|ibv_(open_device|get_device_list)"
@@ -201,12 +204,13 @@ DEVICES: tuple[Rule, ...] = (
          Cause.NETWORK, MOVE, WAIT, NCCL_DOCS),
     Rule("fabric", "a network interface or a launcher's part that the process could not open",
          r"initialize any net plugin|unable to find a protocol that worked|fi_getinfo\W[^\n]{0,20}fail"
-         r"|can't open hfi|assign_context command failed|fabric is not available",
-         Cause.NETWORK, MOVE, END, "libfabric, UCX, PSM2, PMIx; aws-ofi-nccl"),
+         r"|creating new endpoint for domain|can't open hfi|assign_context command failed|fabric is not available",
+         Cause.NETWORK, MOVE, ONCE, "libfabric, UCX, PSM2, PMIx; aws-ofi-nccl"),
     Rule("no-interface", "a network interface that the node does not have",
          r"no socket interface found|unable to find (interface|address) for|ifa != nullptr"
          r"|net/socket[^\n]{0,20}no interface found"
-         r"|no eligible providers were found|errno 19\] no such device\s*$|no network interfaces? (matched|found)"
+         r"|no eligible providers were found|couldn't find any optimal provider"
+         r"|errno 19\] no such device\s*$|no network interfaces? (matched|found)"
          r"|interface (ib|eth|en|bond|hsn|roce)\w* (was |is )?(not found|does not exist|down)",
          Cause.NETWORK, EXCLUDE, END, NCCL_DOCS),
     Rule("cpu-instruction", "an instruction that the CPU does not have",
@@ -275,20 +279,23 @@ PROGRAM: tuple[Rule, ...] = (
          r"|g\+\+|cc|hipcc"
          r"|ninja|cmake|make|ptxas|ldconfig|git|ffmpeg|java|numactl|nvidia-smi|rocm-smi|ip|lscpu|lspci|hostname)'"
          r"|ninja is required|error building extension|unable to jit load|no (c\+\+|c|cuda) compiler|gcc failed with"
-         r"|^\S*calledprocesserror: command [^\n]{0,40}(gcc|g\+\+|c\+\+|nvcc|hipcc|clang|ninja|cmake|ptxas|ldconfig)"
-         r"(?!\w)",
+         r"|(^|: )\S*calledprocesserror: command [^\n]{0,60}(gcc|g\+\+|c\+\+|nvcc|hipcc|clang|ninja|cmake|ptxas"
+         r"|ldconfig|(?<=[/'\"])cc)(?!\w)|fatal error: \S+\.(h|hpp|cuh): no such file",
          Cause.ENVIRONMENT, MOVE, END, "PyTorch, cpp_extension; Triton"),
 )  # fmt: skip
 
 # A sick device or the code: both raise these.
 FAULTS: tuple[Rule, ...] = (
+    Rule("gpu-launch", "a kernel that a GPU could not run to its end, sick or by a bug",
+         r"unspecified launch failure|launch_?failure|launch_?failed"
+         r"|cudnn_status_(execution_failed|internal_error|mapping_error|not_initialized)"
+         r"|cublas_status_(execution_failed|internal_error|not_initialized|mapping_error)|cufft_\w*_error",
+         Cause.HARDWARE, TEST, ONCE, "CUDA runtime API; cuDNN, cuBLAS and cuFFT status codes"),
     Rule("gpu-fault", "a fault of a kernel, by a bug or by a sick GPU",
-         r"unspecified launch failure|launch_?failure|launch_?failed|illegal memory access|illegal_?address"
+         r"illegal memory access|illegal_?address"
          r"|an illegal instruction was encountered|error_?illegal_?instruction|launch (timed out|and was terminated)"
          r"|launch_?timeout|misaligned[ _]?address|invalid program counter|invalid_?(pc|program_?counter)\b"
          r"|(global|shared) address space|mapping of buffer object failed|map_?buffer_?object|context is destroyed"
-         r"|cudnn_status_(execution_failed|internal_error|mapping_error|not_initialized)"
-         r"|cublas_status_(execution_failed|internal_error|not_initialized|mapping_error)|cufft_\w*_error"
          r"|cudnn_status_success \(\d+ vs|gpu memcpy failed|gpu->\w+ memcpy failed|failed to launch \w+$"
          r"|cuda error: (operation|device).{0,40}(not (permitted|supported)|unavailable)|unable to find an engine"
          r"|(rocblas|hipblas|miopen|rocsparse|rocsolver|hipsparse|hipfft)_?status_?\w*(internal|unknown|initialized"
@@ -300,7 +307,8 @@ FAULTS: tuple[Rule, ...] = (
 # Storage.
 STORAGE: tuple[Rule, ...] = (
     Rule("worker-memory", "too little shared memory for the workers of a DataLoader",
-         r"out of shared memory|insufficient shared memory|killed by signal: bus error", Cause.OOM, MOVE, ONCE,
+         r"out of shared memory|insufficient shared memory|killed by signal: bus error"
+         r"|unexpected bus error|bus error: nonexistent physical address", Cause.OOM, MOVE, ONCE,
          "PyTorch, DataLoader"),
     Rule("shared-memory", "no room in the node's shared memory",
          r"unable to (open|allocate|resize) (a )?(shared memory|shm)(?![^\n]*(too many open|\(2\)))"
@@ -330,6 +338,8 @@ STORAGE: tuple[Rule, ...] = (
          Cause.STORAGE, EXCLUDE, WAIT, ERRNO),
     Rule("quota", "storage of which the user's share is used up",
          r"quota ?exceeded|exceeded[^\n]{0,20} quota|" + _errno("122"), Cause.STORAGE, MOVE, ONCE, ERRNO),
+    Rule("read-only-here", "a directory at work that may not be written, as in a container",
+         r"\[errno 30\] read-only file system: b?['\"][^/'\"]", Cause.STORAGE, MOVE, ONCE, ERRNO),
     Rule("storage-full", "storage that is full or read-only",
          r"^(\S+: )?\[errno (28|30)\](?![^\n]*inotify)|no space left on device|storagefull"
          r"|mdb_map_full|"
@@ -375,9 +385,14 @@ GANG: tuple[Rule, ...] = (
          r"watchdog caught collective|heartbeat ?monitor|watchdog (thread )?(got stuck|terminated)"
          r"|due to processgroupnccl watchdog hang|failed or timed out"
          r"|taking the entire process down|ran for \d+ milliseconds before timing out|monitoredbarrier"
-         r"|caught collective operation timeout|getting socket times out|notify register times out"
-         r"|barrier timed out|stopped sending heartbeats|heartbeat timeout\. this indicates|remote rank did not send",
+         r"|caught collective operation timeout"
+         r"|hccl[^\n]{0,30}task time ?out|stuck notify|last (enqueued|completed) nccl work|timeout at (nccl|collective)"
+         r"|check ?timeout at ",
          Cause.VICTIMS_ONLY, VICTIM, VICTIM, TORCH_SOURCE),
+    Rule("peer-silent", "a peer that sent no sign of life in time",
+         r"getting socket times out|notify register times out|barrier timed out|stopped sending heartbeats"
+         r"|heartbeat timeout\. this indicates|remote rank did not send",
+         Cause.VICTIMS_ONLY, VICTIM, VICTIM, "JAX, coordination service; HCCL"),
     Rule("nccl-remote", "a peer that NCCL lost",
          r"ncclremoteerror|ops function error: hccl\w+, error code is (6|9)\b"
          r"|remote process exited or there was a network error|communicator was aborted"
@@ -388,6 +403,8 @@ GANG: tuple[Rule, ...] = (
     Rule("nccl-cuda", "a CUDA error inside NCCL",
          r"ncclunhandledcudaerror|unhandled cuda error|peer access is not supported",
          Cause.HARDWARE, MOVE, ONCE, NCCL_DOCS),
+    Rule("store-name", "a name of the first rank's node that cannot be looked up", r"\Avalueerror: host not found",
+         Cause.NETWORK, WAIT, WAIT, TORCH_SOURCE),
     Rule("peer-lost", "a peer or the store that closed its connection",
          r"\A(?=[\s\S]*?" + _PLACES + r")(?=[\s\S]*?" + _LOST + r")"
          r"|\Aruntimeerror: (socket timeout|connect\(\) timed out|connection reset by peer|broken pipe"
@@ -429,6 +446,7 @@ SERVICES: tuple[Rule, ...] = (
          Cause.USAGE, MOVE, ONCE, HTTP),
     Rule("service", "a service outside the gang that does not answer",
          rf"^(?!({_NO_CLIENTS})\.)[a-z_][\w.]*\.\w*({_CLIENT_ERRORS})\w*(:|$)|please try again|after \d+ retries"
+         r"|\blicens(e|ing) (server|manager|checkout|problem|error|daemon)"
          r"|metadata (server|service)|metadata\.google|169\.254\.169\.254|upstream connect error|closed the connection"
          r"|too many (clients|connections)|gone away|couldn't reach|can't contact|unable to contact|commclosed"
          r"|read only replica|hugging face hub either|error reading ssh protocol|could not reach|failed to download"
@@ -476,11 +494,13 @@ HOST: tuple[Rule, ...] = (
          Cause.ENVIRONMENT, MOVE, ONCE, "enroot, pyxis, Apptainer"),
     Rule("killed", "a process that somebody killed",
          r"signalexception: process \d+ got signal|(terminated|died|reports|exited|killed) (with|by)?( signal)?[ :<(]*"
-         r"(signals\.)?sig(kill|term|hup|int)\b|killed by signal: (terminated|hangup|interrupt)|^keyboardinterrupt\b"
+         r"(signals\.)?sig(kill|term|hup|int)\b|killed by signal: (terminated|hangup|interrupt)"
          r"|(exit ?code|exit status|return ?code)\W{0,4}(-(1|2|9|15)|129|130|137|143)\b|cancelled at \d"
          r"|signal (1|2|9|15) \(sig\w+\) received|(received|caught|got) (a )?(signals?[ .:]*)?(15|sig(term|int|hup))\b"
          r"|^(killed|terminated|hangup)$|: line \d+: +\d+ (killed|terminated|hangup)\b",
          Cause.KILLED, WAIT, WAIT, "signal(7)"),
+    Rule("interrupt", "an interrupt, by a person or by a library that could not start", r"^keyboardinterrupt\b",
+         Cause.KILLED, WAIT, WAIT, "Python, KeyboardInterrupt; OpenBLAS"),
     Rule("host-memory", "too little memory of the node",
          r"^(\S+\.)?_?(array|arrow)?memoryerror\b|memory allocation of \d+ bytes failed|runtime: out of memory"
          r"|can't allocate memory"

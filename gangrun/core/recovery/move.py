@@ -5,7 +5,9 @@ it is. So it is moved to another node once: to a free one, else it changes place
 gang. If it falls there too, the code or the data is at fault and the first node is innocent. If another rank falls
 first on the first node, the node is at fault. If the gang comes past the step, the node that it left is excluded,
 unless a test of its devices came out clean, a single rank of it fell only once, or such a failure often passes by
-itself. If the rank falls like this later, on another node, that node is taken back: it was the code after all. A node
+itself. Connections that fail on the same node twice, and not elsewhere, are that node's.
+
+If the rank falls like this later, on another node, that node is taken back: it was the code after all. A node
 that is still in the gang stays. Storage and networks are shared: if the rank falls there too, both nodes
 are innocent, and the run goes on within its budget.
 
@@ -56,7 +58,14 @@ def compared(
         f" {moved.node} is innocent"
     )
     failure, cleared = (Failure.STORAGE if is_storage else Failure.SCRIPT), (moved.node, here)
-    return Verdict(Cause.SAME_AGAIN, failure, (), (), verdict.signature, sentence, final=True, cleared=cleared)
+    cause = cause_of_same(verdict)
+    return Verdict(cause, failure, (), (), verdict.signature, sentence, final=True, cleared=cleared)
+
+
+def cause_of_same(verdict: Verdict) -> Cause:
+    """What the same failure once more is called: what was taken for a device's is the code's, as another shows it."""
+    was_device = verdict.cause is Cause.HARDWARE and verdict.cure is Cure.TEST
+    return Cause.RANK_ERROR if was_device else Cause.SAME_AGAIN
 
 
 def _is_shared(verdict: Verdict) -> bool:
@@ -79,7 +88,17 @@ def begun(state: RunState, verdict: Verdict, now: float) -> tuple[RunState, str]
     fell = {one.rank for one in state.attempt.evidence.exits if one.node == node and not one.by_us}
     ranks, times = ranks_of_node(placement, node), state.health.suspicion.get(node, 1)
     step, is_whole = state.checkpoints.observed_step, 1 < len(ranks) == len(fell)
-    decided = Move(rank, node, other, state.attempt.number, step, verdict.signature, times, is_whole)
+    decided = Move(
+        rank,
+        node,
+        other,
+        state.attempt.number,
+        step,
+        verdict.signature,
+        times,
+        of_connections=bool(fell) and verdict.cause in {Cause.VICTIMS_ONLY, Cause.NETWORK},
+        is_whole_node=is_whole,
+    )
     swaps = f", whose ranks move to {node}," if placement.holds(other) else ""
     whose = "what nodes share" if _is_shared(verdict) else "the code"
     words = f"; rank {rank} of {node} moves to {other}{swaps} to tell the node from {whose}"
@@ -113,7 +132,8 @@ def passed(state: RunState, now: float, policy: Policy) -> tuple[RunState, str]:
     who = f"rank {moved.rank} fell first on {moved.node}"
     often = " twice" if moved.times > 1 else ", with all its ranks" if moved.is_whole_node else ""
     reason = f"{who}{often}, and on {moved.other} it {past}"
-    passes = not moved.signature or (moved.times < 2 and not moved.is_whole_node)
+    is_known = bool(moved.signature) or (moved.of_connections and moved.times > 1)
+    passes = not is_known or (moved.times < 2 and not moved.is_whole_node)
     if passes:  # a failure that passes by itself looks the same
         return state, f"; {reason}: {moved.node} holds no rank now, and it stays in the job"
     state, told = quarantine.leave_out(state, [moved.node], reason, now, policy)

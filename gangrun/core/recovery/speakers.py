@@ -81,7 +81,8 @@ _EVENTS: dict[Event, re.Pattern[str]] = {  # the first that matches counts
     ),
     Event.LOST: re.compile(
         r"connection|connect\b|timed? ?out|timeout|took too long|deadline|unavailable|unreachable|\blost\b|\bdied\b"
-        r"|broken pipe|reset by peer|closed|disconnect|incarnation|heartbeat|cancell?ed|undeliverable|subchannel"
+        r"|broken pipe|reset by peer|closed|disconnect|no route"
+        r"|incarnation|heartbeat|cancell?ed|undeliverable|subchannel"
         r"|end of file|did not (send|respond|answer|receive)|not received|\bretry count|os error|shut ?down|\beof\b"
         r"|transport init|create dest|remote error"
     ),

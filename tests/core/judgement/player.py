@@ -90,7 +90,9 @@ _CLASS_OF = {
 }
 _AGAIN = "same failure again"
 _OF_A_LOGGER = re.compile(r"\[(?!ERROR\] \d)")  # what follows a message; Ascend's messages have lines of their own
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch writes it before each line of a traceback
+_RANK_PREFIX = re.compile(
+    r"^(\S.{0,80}? )?\[rank\d+\]: ?"
+)  # torch and loggers write it before each line of a traceback
 
 
 def class_of(causes: tuple[str, ...]) -> str:

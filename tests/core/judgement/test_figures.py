@@ -15,11 +15,10 @@ from tests.core.judgement.player import play
 from tests.core.judgement.test_judgement import FOLDERS, KNOWN_WRONG
 
 DOCS_PAGE = Path(__file__).parents[3] / "docs" / "judgement.md"
-# A GPU that another process holds; a proxy that cuts connections; errors of a network adapter that pass by themselves.
+# A GPU that another process holds; a proxy that cuts connections.
 KNOWN_EXCLUDED = {
     "foreign-process-all-devices-busy-left-by-last-job",
     "network-connection-abort-through-the-proxy",
-    "network-two-completions-of-roce",
 }
 ALL = [case for folder in FOLDERS for case in read_all(folder)]
 

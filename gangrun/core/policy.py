@@ -205,12 +205,16 @@ def check(policy: Policy) -> None:
         raise PolicyError(f"poison_times_count = {policy.poison_times_count} must be at least 2: once proves nothing")
     if policy.skip_batches_count and policy.on_anomaly is not OnAnomaly.ROLLBACK:
         raise PolicyError(f"skip_batches_count = {policy.skip_batches_count} needs on_anomaly rollback")
+    _check_moves(policy)
+    _check_trends(policy.trends)
+
+
+def _check_moves(policy: Policy) -> None:
     if policy.moves_slow_ranks and not policy.move_suspects:
         what = "race_stragglers" if policy.race_stragglers else "on_slow_rank move"
         raise PolicyError(f"{what} needs move_suspects")
     if policy.race_stragglers and not policy.trends.window_s:
         raise PolicyError("race_stragglers needs trends.window_s over 0: else no rank is found to be slow")
-    _check_trends(policy.trends)
 
 
 WINDOW_MIN_S = 20.0  # a rank is looked at twice a second: fewer looks tell nothing

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from gangrun.core.model import TERMINAL, AttemptRecord, Phase, RunState
 from gangrun.core.nodeset import natural_sort
@@ -403,13 +402,31 @@ def _with_losses(segments: list[TimeSegment], state: RunState) -> list[TimeSegme
 
 
 def _redone(state: RunState) -> Iterator[tuple[int, float]]:
-    """Each attempt that has ended, with the share of its training that was in vain."""
-    attempts = state.attempts
-    for one, after in pairwise(attempts):
-        yield one.number, redone_share(one, went_on_from(after))
-    if attempts and state.phase in TERMINAL - {Phase.SUCCEEDED}:  # what a resume would have to do again
-        newest = state.checkpoints.newest
-        yield attempts[-1].number, redone_share(attempts[-1], newest.step if newest is not None else None)
+    """Each attempt that has ended, with the share of its training that was in vain: the most that any later attempt
+    had to do again, as an older checkpoint takes back what several attempts did.
+    """
+    later: list[int | None] = []  # the earliest that later attempts went on from: a step, and the time of a save
+    if state.attempts and state.phase in TERMINAL - {Phase.SUCCEEDED}:  # what a resume would have to do again
+        later = [None if state.checkpoints.newest is None else state.checkpoints.newest.step]
+    for one in reversed(state.attempts):
+        if later:
+            yield one.number, max(redone_share(one, step) for step in later)
+        if _tells_where_it_began(one):
+            later = _earliest([*later, went_on_from(one)])
+
+
+def _earliest(steps: Sequence[int | None]) -> list[int | None]:
+    """Of steps and of times of saves the lowest; None is the beginning, before all of them."""
+    known = [step for step in steps if step is not None]
+    if len(known) < len(steps):
+        return [None]
+    kinds = [step for step in known if is_save_time(step)], [step for step in known if not is_save_time(step)]
+    return [min(kind) for kind in kinds if kind]
+
+
+def _tells_where_it_began(one: AttemptRecord) -> bool:
+    """An attempt of a script that finds its checkpoint by itself tells it with its first step only."""
+    return one.resumed_from_step is not None or max(one.first_told, one.last_step, one.last_told) >= 0
 
 
 def steps_kept(state: RunState, newest_step: int) -> dict[int, int]:
@@ -427,8 +444,9 @@ def steps_kept(state: RunState, newest_step: int) -> dict[int, int]:
             kept = min(kept, -1 if saved is None else saved.step)
     found: dict[int, int] = {}
     for one in reversed(state.attempts):
-        found[one.number] = max(0, kept - _began_at(one))
-        kept = min(kept, _began_at(one))
+        found[one.number] = max(0, kept - _began_at(one)) if _tells_where_it_began(one) else 0
+        if _tells_where_it_began(one):
+            kept = min(kept, _began_at(one))
     return found
 
 

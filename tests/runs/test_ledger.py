@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -165,6 +166,37 @@ def test_an_older_checkpoint_takes_steps_of_several_attempts_back(runs) -> None:
     fall(story).again(CheckpointRef(10, "/ckpt/step-10", Level.VERIFIED)).on(ProgressMarked(2, 15), 5)
     assert steps_kept(story.state, 15) == {0: 11, 1: 0, 2: 5}
     assert steps_kept(story.state, 17) == {0: 11, 1: 0, 2: 7}, "news that the journal does not have yet"
+
+
+def lost_share(story: Builder, attempt: int) -> float:
+    """Of what an attempt trained."""
+    account = account_of(read(story.paths, timeline=True).records, story.state)
+    spent = Counter[TimeUse]()
+    for one in account.segments:
+        if one.at.attempt == attempt and one.at.use is not None:
+            spent[one.at.use] += one.ended_ms - one.began_ms
+    return spent[TimeUse.LOST] / (spent[TimeUse.LOST] + spent[TimeUse.USEFUL])
+
+
+def test_what_an_older_checkpoint_takes_back_is_lost_of_each_attempt(runs) -> None:
+    """Attempt 0 does steps 0 to 31, attempt 1 goes on from 20 to 40, attempt 2 from 10."""
+    story = restarted(runs)
+    story.on(ProgressMarked(1, 40), 30)
+    assert lost_share(story, 0) == pytest.approx(11 / 32, abs=0.01)
+    fall(story).again(CheckpointRef(10, "/ckpt/step-10", Level.VERIFIED)).on(ProgressMarked(2, 15), 5)
+    assert lost_share(story, 0) == pytest.approx(21 / 32, abs=0.01)
+    assert lost_share(story, 1) == 1.0
+
+
+def test_an_attempt_that_came_to_no_step_takes_nothing_back(runs) -> None:
+    """The script decides by itself where it goes on; attempt 1 falls before it tells, attempt 2 goes on from 20."""
+    story = Builder(runs, reports=False).supervisor().up().on(FirstStepSeen(0, 0), 1).on(ProgressMarked(0, 31), 31)
+    fall(story).again(None).exit(2, signal=9)
+    for rank in (0, 1, 3):
+        story.exit(rank, signal=15, by_us=True)
+    story.stopped().again(None).on(FirstStepSeen(2, 21), 1).on(ProgressMarked(2, 40), 20)
+    assert lost_share(story, 0) == pytest.approx(11 / 32, abs=0.01)
+    assert steps_kept(story.state, 40) == {0: 21, 1: 0, 2: 20}
 
 
 def test_a_save_whose_step_is_not_known_keeps_a_share_of_the_steps(runs) -> None:

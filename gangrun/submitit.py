@@ -94,7 +94,13 @@ class GangJob(core.Job[Any]):  # type: ignore[misc]
         if not self._sub_jobs:
             return super().exception()
         self.wait()
-        found = [one for task in self._sub_jobs if (one := task.exception()) is not None]
+        found: list[utils.UncompletedJobError] = []
+        tasks = sorted(self._sub_jobs, key=lambda task: not task.paths.result_pickle.exists())
+        for (
+            task
+        ) in tasks:  # submitit waits 15 s for a result that may lie in a cache: not once it is known that one failed
+            if (not found or task.paths.result_pickle.exists()) and (one := task.exception()) is not None:
+                found.append(one)
         return next((one for one in found if isinstance(one, utils.FailedJobError)), found[0] if found else None)
 
     def _get_logs_string(self, name: str) -> str | None:

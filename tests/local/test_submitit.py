@@ -118,7 +118,11 @@ def fails_beside_one_that_waits() -> None:
         signal.pause()
 
 
-def test_the_error_of_a_job_is_that_of_the_rank_that_failed_not_of_those_that_were_stopped(tmp_path: Path) -> None:
+def test_the_error_of_a_job_is_that_of_the_rank_that_failed_not_of_those_that_were_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for results of ranks that were stopped: of a thousand ranks that would take hours."""
+    monkeypatch.setattr(GangJob, "_results_timeout_s", 3600)
     executor = Here(tmp_path / "folder")
     executor.update_parameters(tasks_per_node=3, stop_grace=1)
     job = executor.submit(fails_beside_one_that_waits)

@@ -45,3 +45,9 @@ def test_saving_begins_as_long_before_the_end_as_it_may_take_unless_told_otherwi
     assert [Policy(checkpoint_grace_s=70.0).lead_s(measured_s) for measured_s in (3.0, 90.0)] == [70.0, 180.0]
     assert Policy(checkpoint_grace_s=70.0, save_lead_s=0.0).lead_s(90.0) == 0.0
     assert Policy(checkpoint_grace_s=70.0, save_lead_s=300.0).lead_s() == 300.0
+
+
+def test_a_check_for_silent_corruption_says_what_ranks_compare() -> None:
+    found = {word: Policy(sdc_check=word) for word in ("off", "saves", "every=250")}
+    assert [one.compares_saves for one in found.values()] == [False, True, True]
+    assert [one.replay_every_count for one in found.values()] == [0, 0, 250]

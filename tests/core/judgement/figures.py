@@ -162,7 +162,13 @@ The *sixth held-out* cases were collected in the same way while these rules were
 one more was dropped, as the rules' author had met its thread. **Played once, before any rule was changed by them, they
 gave, without a spare and with one: cause 80.6 %, node 99.1 and 98.1 %, restarts 96.3 %, outcome 99.1 %, everything 76.9
 and 75.9 %; no healthy node was excluded, and 1 and 2 of 26 sick nodes were left in.** The rules before had given
-72.5 %, 99.1 and 97.2 %, 90.8 %, 98.2 %, 68.8 and 67.9 %. That is what to expect of failures that nobody has seen yet.
+72.5 %, 99.1 and 97.2 %, 90.8 %, 98.2 %, 68.8 and 67.9 %.
+
+The *seventh held-out* cases were collected in the same way once these rules were done, 23 of 97 with a sick node.
+**Played once, they gave: cause 93.8 %, node, restarts and outcome 99.0 %, everything 90.7 %; 1 healthy node was
+excluded, and none of 23 sick nodes was left in.** The rules before had given 91.8, 99.0 and 88.7 %. An attempt to learn
+from the sixth set's mistakes by wider families of words gave the same figures for this set, so it was not taken. That
+is what to expect of failures that nobody has seen yet.
 
 Each rank, healthy or not, first writes five of 75 lines that libraries and launchers write on healthy nodes, such as a
 device that NCCL does not find; one of them stands on one healthy node only.
@@ -207,6 +213,7 @@ def page(known_wrong: Mapping[str, Sequence[str]]) -> str:
     folders["fourth held out"] = played_all("held_out_4")
     folders["fifth held out"] = played_all("held_out_5")
     folders["sixth held out"] = played_all("held_out_6")
+    folders["seventh held out"] = played_all("held_out_7")
     runs = {name: [run for runs in of.values() for run in runs] for name, of in folders.items()}
     named = [f"- {why}: {', '.join(f'`{name}`' for name in sorted(names))}" for why, names in known_wrong.items()]
     return PAGE.format(

@@ -381,7 +381,10 @@ def reported(lines: list[str]) -> ErrorReport | None:
         return None
     begun, *rest = error.message.split("\n")
     lines = [_RANK_PREFIX.sub("", line) for line in lines]
-    at = max(i for i, line in enumerate(lines) if line.startswith(error.kind) and begun in line) + len(rest)
+    heads = [
+        i for i, line in enumerate(lines) if error.kind in line and begun in line
+    ]  # a logger's words may come first
+    at = max([i for i in heads if lines[i].startswith(error.kind)] or heads) + len(rest)
     more = []
     for line in lines[at + 1 :]:
         if not line.strip() or line.startswith(("terminate called", "Fatal Python error")) or _OF_A_LOGGER.match(line):

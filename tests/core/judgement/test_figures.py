@@ -15,8 +15,9 @@ from tests.core.judgement.player import play
 from tests.core.judgement.test_judgement import FOLDERS, KNOWN_WRONG
 
 DOCS_PAGE = Path(__file__).parents[3] / "docs" / "judgement.md"
-# A GPU that another process holds; a proxy that cuts connections.
+# A GPU that another process holds for a while (two); a proxy that cuts connections.
 KNOWN_EXCLUDED = {
+    "foreign-process-gone-at-the-next-try",
     "foreign-process-all-devices-busy-left-by-last-job",
     "network-connection-abort-through-the-proxy",
 }

@@ -30,6 +30,7 @@ def hook(step):
     (folder / f"saved-{done}.{rank}").touch()
 """
 GRACE_S = 300  # nothing here waits for its end
+PACE_KNOWN_S = 8.0  # of training: before it, ranks on several nodes may be asked to save different steps
 OPTIONS = ("--checkpoint-grace", str(GRACE_S))
 
 
@@ -60,6 +61,7 @@ def test_a_signal_to_the_launcher(box: Box, number: signal.Signals) -> None:
 
 def test_gangrun_cancel_of_ranks_on_two_nodes_that_save_one_step(box: Box) -> None:
     train(box, "--nodes", "2", "--local-hosts")
+    box.until(lambda: box.rows()[-1][2] - box.rows()[0][2] > PACE_KNOWN_S, "a gang whose pace is known")
     assert box.gangrun("cancel", "-y", "--runs-dir", str(box.runs)).returncode == 0, box.told()
     assert box.end(60) == 130, box.told()
     assert list(saved(box).values()) == [{0, 1, 2, 3}], box.told()

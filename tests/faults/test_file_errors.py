@@ -85,7 +85,7 @@ def fill(place: Path) -> None:
 def test_a_job_that_cannot_write_its_claim_waits_for_the_file_system(small: Path, tmp_path: Path, fault: str) -> None:
     paths, tools, launched = submitted(small), tmp_path / "bin", tmp_path / "launched"
     tools.mkdir()
-    (tools / "srun").write_text(f"#!/bin/sh\n: > {launched}\nexec sleep 600\n")
+    (tools / "srun").write_text(f"#!/bin/sh\necho $$ > {launched}.new\nmv {launched}.new {launched}\nexec sleep 600\n")
     (tools / "srun").chmod(0o755)
     environment = {
         **os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1",
@@ -113,3 +113,5 @@ def test_a_job_that_cannot_write_its_claim_waits_for_the_file_system(small: Path
     finally:
         os.killpg(job.pid, 9)
         job.wait()
+        if launched.exists():  # in a session of its own
+            os.kill(int(launched.read_text()), 9)

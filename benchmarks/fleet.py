@@ -482,11 +482,15 @@ class Bench:
             records = [wire_record.decode(line) for line in journal if b'"NodeSilent"' in line]
             return {one.event["node"]: one.wall for one in records}
 
-        offset = time.time() - time.monotonic()
+        offset, before = time.time() - time.monotonic(), set(found()) - set(last)
         self.wait("word of the silent nodes", lambda: set(last) <= set(found()))
         late = [found()[node] - offset - last[node] for node in last]
-        others = set(found()) - set(last)
-        print(f"silent nodes found after {', '.join(f'{s:.1f}' for s in late)} s; others suspected: {len(others)}")
+        others = set(found()) - set(last) - before
+        print(
+            f"silent nodes found after {', '.join(f'{s:.1f}' for s in late)} s; others suspected meanwhile:"
+            f" {len(others)}, since the first dialled: {len(before | others)}",
+            flush=True,
+        )
         self.ask("speak", answered=False)
 
     def hiccup(self) -> None:

@@ -46,9 +46,8 @@ _LINKS = (  # what Python writes between an exception and its cause, which it wr
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
-_PREFIX = re.compile(
-    r"^(?:\S.{0,80}? )?\[rank\d+\]:[ ]?"
-)  # torch puts this before each line, and loggers their own before it
+# Torch puts this before each line, and loggers their own before it.
+_PREFIX = re.compile(r"^(?:\S.{0,80}? )?\[rank\d+\]:[ ]?")
 _COLOUR = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _IGNORED = "Exception ignored in"  # the traceback below it ends no process
 _OF_A_PART = re.compile(r"^(Exception in thread |Process \S+-\d+:$)")  # nor does one of a thread or of a child

@@ -161,8 +161,7 @@ def _told(found: Divergence, placement: Placement | None) -> str:
             f" {found.agreeing_count} of them agree ({what}): no single device does this, so the training is not"
             " deterministic, or its ranks hold no copies"
         )
-    nodes = _where(found, placement)
-    who = _both([f"rank {rank} on {nodes[rank]}" if rank in nodes else f"rank {rank}" for rank in found.odd])
+    who = _who(found, placement)
     if found.copies_count == 2:
         return (
             f"silent corruption: the weights of {who} differ at step {found.step} ({what}); of two copies either may"
@@ -181,8 +180,7 @@ def _told_of_replay(found: Divergence, placement: Placement | None, what: str) -
             f"{counted(found.copies_count, 'rank')} computed each other's batches at step {found.step}, and several"
             f" came out differently ({what}): no single device does this, so the computation is not deterministic"
         )
-    nodes = _where(found, placement)
-    who = _both([f"rank {rank} on {nodes[rank]}" if rank in nodes else f"rank {rank}" for rank in found.odd])
+    who = _who(found, placement)
     if found.copies_count == 2:
         return (
             f"silent corruption: {who} computed the same batch at step {found.step} and got different numbers ({what});"
@@ -190,6 +188,11 @@ def _told_of_replay(found: Divergence, placement: Placement | None, what: str) -
         )
     differs = "differ" if len(found.odd) > 1 else "differs"
     return f"silent corruption: {who} {differs} at step {found.step} from ranks that computed the same batches ({what})"
+
+
+def _who(found: Divergence, placement: Placement | None) -> str:
+    nodes = _where(found, placement)
+    return _both([f"rank {rank} on {nodes[rank]}" if rank in nodes else f"rank {rank}" for rank in found.odd])
 
 
 def _both(names: list[str]) -> str:

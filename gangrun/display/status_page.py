@@ -27,9 +27,9 @@ from gangrun.display.text import (
 )
 from gangrun.display.times import ago_words, clock_words, span_words, when_words
 from gangrun.runs.figures import GpuFigures
+from gangrun.runs.job_queue import REASONS
 from gangrun.runs.rank_output import LOST_WORDS
 from gangrun.runs.saves import SavesStatus
-from gangrun.runs.slurm_queue import REASONS
 from gangrun.runs.status import (
     AlertStatus,
     AttemptStatus,

@@ -35,7 +35,7 @@ from gangrun.display.notices import EtaWatch, NewsItem, NoticeReader, cancelled_
 from gangrun.launch.notifier import OwnerEnd
 from gangrun.node.speech import DEAF
 from gangrun.runs.follow import Follower, JournalReplay
-from gangrun.runs.slurm_queue import read_stopped
+from gangrun.runs.job_queue import read_stopped
 from gangrun.runs.snapshot import UNREPLAYABLE
 from gangrun.runs.status import status_of
 from gangrun.runs.times import steady_now, wall_now

@@ -12,8 +12,8 @@ from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerRefused, SchedulerSilent, SlurmScheduler
 from gangrun.adapters.slurm.watch import why_terminated
 from gangrun.core.events import NoticeKind
+from gangrun.runs.job_queue import REASONS
 from gangrun.runs.jobs import scheduler_of
-from gangrun.runs.slurm_queue import REASONS
 from gangrun.runs.times import pause, steady_now
 from gangrun.wire.submission import comment
 

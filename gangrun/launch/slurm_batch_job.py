@@ -24,7 +24,7 @@ from gangrun.adapters.slurm.commands import Tools
 from gangrun.core.model import Failure
 from gangrun.core.nodeset import unfold
 from gangrun.entry.wiring import own_command
-from gangrun.runs.slurm_queue import stopped_note
+from gangrun.runs.job_queue import stopped_note
 from gangrun.wire.submission import Submission, refill_submission
 
 LOOK_EVERY_S = 0.5

@@ -16,8 +16,8 @@ from gangrun.core.nodeset import fold
 from gangrun.display.text import clean
 from gangrun.errors import SCHEDULER, UNKNOWN, UserError
 from gangrun.runs.follow import Follower
+from gangrun.runs.job_queue import Queue, RunJob
 from gangrun.runs.jobs import ask, slurm
-from gangrun.runs.slurm_queue import Queue, RunJob
 from gangrun.runs.snapshot import RunSnapshot, read, with_queue
 from gangrun.runs.times import pause, steady_now
 

@@ -23,8 +23,8 @@ from gangrun.launch.create import put_in_index
 from gangrun.launch.slurm_ask import standing, tools_of
 from gangrun.launch.slurm_batch_job import BatchJobs, batch_jobs
 from gangrun.launch.slurm_submit import sent, tell_of_company
+from gangrun.runs.job_queue import HELD_BY_OTHERS, Queue, RunJob, active_words, waiting_words
 from gangrun.runs.jobs import scheduler_of
-from gangrun.runs.slurm_queue import HELD_BY_OTHERS, Queue, RunJob, active_words, waiting_words
 from gangrun.runs.snapshot import RunSnapshot, ask_scheduler
 from gangrun.runs.status import SCHEMA
 from gangrun.runs.times import WallTimes, pause, steady_now, wall_now

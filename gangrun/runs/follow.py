@@ -12,7 +12,7 @@ from gangrun.adapters.fs.disk import REFUSED, Disk
 from gangrun.adapters.fs.journal import JournalFollower
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.model import RunState
-from gangrun.runs.slurm_queue import Queue
+from gangrun.runs.job_queue import Queue
 from gangrun.runs.snapshot import (
     UNREPLAYABLE,
     RunSnapshot,

@@ -20,7 +20,7 @@ from gangrun.adapters.slurm.commands import Tools
 from gangrun.adapters.slurm.scheduler import JobFacts, SchedulerRefused, SchedulerSilent, SlurmScheduler, remembered
 from gangrun.config import environment
 from gangrun.core.model import Failure
-from gangrun.runs.slurm_queue import Queue, RunJob, in_order, place_of, read_stopped
+from gangrun.runs.job_queue import Queue, RunJob, in_order, place_of, read_stopped
 from gangrun.runs.times import UNCLAIMED_FOR_S, wall_now
 from gangrun.wire.submission import SubmissionError, refill_name, refill_of
 

@@ -21,7 +21,7 @@ from gangrun.core.model import TERMINAL, RunState
 from gangrun.core.text import one_line
 from gangrun.errors import NO_SUCH_RUN, UNKNOWN, UserError
 from gangrun.node import processes
-from gangrun.runs.slurm_queue import Queue
+from gangrun.runs.job_queue import Queue
 from gangrun.wire import record as wire_claim
 from gangrun.wire.record import Claim, Record, RecordError, replay
 from gangrun.wire.spec import RunSpec, SpecError

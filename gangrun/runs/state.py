@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gangrun.core.model import EXIT_CODES, RunState
-from gangrun.runs.liveness import is_abandoned
-from gangrun.runs.slurm_queue import (
+from gangrun.runs.job_queue import (
     Queue,
     active_words,
     ended_words,
@@ -18,6 +17,7 @@ from gangrun.runs.slurm_queue import (
     waiting_words,
     was_cancelled,
 )
+from gangrun.runs.liveness import is_abandoned
 from gangrun.runs.snapshot import RunSnapshot
 
 CANCELLED, FAILED, PENDING = "CANCELLED", "FAILED", "PENDING"

@@ -18,7 +18,7 @@ from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.actions import EndJob, SubmitSuccessor
 from gangrun.core.events import Event
 from gangrun.core.nodeset import natural_sort
-from gangrun.runs.slurm_queue import Queue, active_words, ended_words, waiting_words
+from gangrun.runs.job_queue import Queue, active_words, ended_words, waiting_words
 from gangrun.runs.snapshot import RunSnapshot
 from gangrun.runs.status import AttemptStatus
 from gangrun.wire.kinds import action_of, event_of

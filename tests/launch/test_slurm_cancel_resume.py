@@ -14,7 +14,7 @@ from gangrun.adapters.fs.journal import Counter
 from gangrun.adapters.fs.run_dir import mark_cancelled, read_cancelled
 from gangrun.core.events import CancelRequested
 from gangrun.launch.slurm_cancel import _is_done
-from gangrun.runs.slurm_queue import Queue, RunJob
+from gangrun.runs.job_queue import Queue, RunJob
 from gangrun.runs.snapshot import read
 from gangrun.runs.times import wall_now
 from gangrun.wire.submission import comment

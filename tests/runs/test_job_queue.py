@@ -18,7 +18,7 @@ from gangrun.core.events import CancelRequested
 from gangrun.core.model import Failure, Phase
 from gangrun.launch.slurm_batch_job import note_stopped
 from gangrun.runs.follow import Follower
-from gangrun.runs.slurm_queue import RunJob, ended_words
+from gangrun.runs.job_queue import RunJob, ended_words
 from gangrun.runs.snapshot import read
 from gangrun.runs.state import run_state
 from gangrun.wire.submission import comment

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from gangrun.agent.brain.facts import Checked
 from gangrun.health.framework.readings import number_in, text_of
+from gangrun.wire import job_variables
 
 GB, MB = 1e9, 1 << 20
 OURS_BYTES = 48 * MB  # warden and agent
 RANK_LEAST_BYTES = 8 * MB  # a python that has imported nothing
 RANK_POOR_BYTES = GB  # torch and its libraries, and no model yet
 GIVEN_SHARE = 0.9
-CPUS_ASKED = "SLURM_CPUS_PER_TASK"
 UNLIMITED_BYTES = 1 << 60  # version 1 of cgroups says "no limit" by a number
 
 
@@ -44,7 +44,7 @@ def memory_limits(variables: Mapping[str, str], root: Path = Path("/")) -> Memor
     return MemoryLimits(
         together=together[0] if together else None,
         source=together[1] if together else "",
-        asked=_asked(variables),
+        asked=job_variables.memory_bytes(variables),
         address_space=_of_process(resource.RLIMIT_AS),
         data=_of_process(resource.RLIMIT_DATA),
         locked=_of_process(resource.RLIMIT_MEMLOCK),
@@ -83,7 +83,7 @@ def poor_limits(limits: MemoryLimits, ranks_count: int) -> Iterator[str]:
     if limits.infiniband and limits.locked is not None and limits.total is not None and limits.locked < limits.total:
         yield (
             f"a process may lock {_shown(limits.locked)} of memory (`ulimit -l`): InfiniBand needs it without a limit;"
-            " Slurm takes the limit of the shell that submits, unless PropagateResourceLimitsExcept=MEMLOCK"
+            " a job has the limit of the shell that submits it, unless PropagateResourceLimitsExcept=MEMLOCK is set"
         )
 
 
@@ -120,19 +120,6 @@ def _cgroups(root: Path) -> Iterator[tuple[int, str]]:
             limit = number_in(base / folder / name)
             if limit is not None and limit < UNLIMITED_BYTES:
                 yield limit, f"{name} of its cgroup"
-
-
-def _asked(variables: Mapping[str, str]) -> int | None:
-    """What Slurm was asked for on this node, as it tells its jobs; 0 means all that there is, which says nothing."""
-    for each, count in (
-        ("SLURM_MEM_PER_NODE", ""),
-        ("SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE"),
-        ("SLURM_MEM_PER_GPU", "SLURM_GPUS_ON_NODE"),
-    ):
-        megabytes, times = variables.get(each, ""), variables.get(count, "") if count else "1"
-        if megabytes.isdecimal() and times.isdecimal() and int(megabytes) * int(times):
-            return int(megabytes) * int(times) * MB
-    return None
 
 
 NOFILE_SPARE = 1024  # beside one file per agent: journals, logs, libraries

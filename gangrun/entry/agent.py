@@ -33,7 +33,7 @@ from gangrun.agent.brain.decide import AgentBrain
 from gangrun.agent.brain.facts import AgentConfig
 from gangrun.agent.brain.line import LIMIT_S, ClockSkew
 from gangrun.agent.loop import AgentLoop
-from gangrun.agent.preflight import CPUS_ASKED, memory_limits, preflight
+from gangrun.agent.preflight import memory_limits, preflight
 from gangrun.agent.ranks.environment import GangSpec, inherited, shared_memory_root, sweep
 from gangrun.agent.ranks.gang_part import People, RankGang
 from gangrun.agent.surroundings import AgentEnd
@@ -44,6 +44,7 @@ from gangrun.entry.agent_health import AgentHealth, all_met
 from gangrun.entry.wiring import clock_of, disk_of, own_address, tell, tell_dropped, tell_loss, tell_output
 from gangrun.node import processes
 from gangrun.node.warden import ENV_MEMORY
+from gangrun.wire import job_variables
 from gangrun.wire.messages import Dial, MeetPeer
 from gangrun.wire.spec import JobLine, RunSpec
 
@@ -185,7 +186,7 @@ def check(
     return preflight(
         nofile_hard=nofile_hard, agents_count=nodes_count, probe=lacking, clock=skew,
         checkpoint_probe=unsafe_for_saves,
-        cpus_asked=variables.get(CPUS_ASKED, ""), cpus_allowed=len(os.sched_getaffinity(0)),
+        cpus_asked=job_variables.cpus_per_rank(variables), cpus_allowed=len(os.sched_getaffinity(0)),
         memory=memory_limits(variables), ranks_count=ranks_count,
     )  # fmt: skip
 

@@ -28,6 +28,7 @@ from gangrun.core.recovery.gpu_rules import GpuUse, read_every_s
 from gangrun.entry.health_children import exchanged
 from gangrun.health.framework.evidence import bars_a_start
 from gangrun.health.gpu import devices as gpu_devices
+from gangrun.wire import job_variables
 from gangrun.wire.messages import MeetPeer
 from gangrun.wire.spec import RunSpec
 
@@ -161,7 +162,7 @@ def all_met(
 
 def watch_spec(spec: RunSpec, node: str, run_directory: Path, variables: Mapping[str, str]) -> dict[str, Any]:
     """What the watching process is told."""
-    gpus_count = gpu_devices.given(variables)
+    gpus_count = job_variables.gpus_count(variables)
     expected = {} if gpus_count is None else {"gpus_count": gpus_count}
     checkpoints = [spec.checkpoint.directory] if spec.checkpoint.directory else []
     return {

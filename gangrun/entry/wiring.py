@@ -17,6 +17,7 @@ from gangrun.adapters.local.validator import CommandValidator
 from gangrun.adapters.net.interface import LOOPBACK, towards
 from gangrun.config import environment
 from gangrun.node.speech import LOSS, OUTPUT, URGENT, Voice
+from gangrun.wire import job_variables
 from gangrun.wire.spec import RunSpec
 
 OUTPUT_PIECE_BYTES, OUTPUT_WITHIN_S = 800, 1.0  # srun breaks lines of a kibibyte
@@ -42,8 +43,8 @@ def validator_of(argv: Sequence[str], within_s: float, directory: str | None) ->
 
 
 def own_address(spec: RunSpec, variables: Mapping[str, str]) -> str:
-    """Where this node's processes listen: to this box alone, or on the interface by which Slurm reached it."""
-    return LOOPBACK if spec.world == "local" else towards(variables.get("SLURM_LAUNCH_NODE_IPADDR", ""))
+    """Where this node's processes listen: to this box alone, or on the interface by which its job reached it."""
+    return LOOPBACK if spec.world == "local" else towards(job_variables.launch_address(variables))
 
 
 def own_command(entry: str, arguments: Sequence[str], python: str) -> list[str]:

@@ -28,10 +28,11 @@ from gangrun.health.framework.check import CheckVerdict, HealthPolicy, NodeFacts
 from gangrun.health.framework.readings import facts_from, plain_reading, reading_from, text_of, wear_counters
 from gangrun.health.framework.rounds import CheckFamily, HealthSurroundings, Rounds
 from gangrun.health.gpu import dcgm
-from gangrun.health.gpu.devices import given, named
+from gangrun.health.gpu.devices import named
 from gangrun.health.host import site
 from gangrun.node.processes import host_name
 from gangrun.planning.trends import KINDS
+from gangrun.wire import job_variables
 
 if TYPE_CHECKING:
     from gangrun.ports import Clock
@@ -87,8 +88,8 @@ def families_of(off: frozenset[str], commands: Mapping[str, Any]) -> tuple[Check
 
 
 def node_name(variables: Mapping[str, str]) -> str:
-    """As Slurm calls this host, which need not be what it calls itself."""
-    return variables.get("SLURMD_NODENAME") or host_name()
+    """As the scheduler calls this host, which need not be what it calls itself."""
+    return job_variables.node_name(variables, host_name())
 
 
 def looked(query: HealthQuery, variables: Mapping[str, str]) -> tuple[tuple[CheckVerdict, ...], dict[str, str], str]:
@@ -137,8 +138,8 @@ def _remember_counters(node: str, readings: Iterable[Reading]) -> None:
 
 
 def policy_of(query: HealthQuery, variables: Mapping[str, str], bounds: Mapping[str, Any]) -> HealthPolicy:
-    """The user's bounds, and what the query or else Slurm says that the node has."""
-    gpus = query.gpus if query.gpus is not None else given(variables)
+    """The user's bounds, and what the query or else the job says that the node has."""
+    gpus = query.gpus if query.gpus is not None else job_variables.gpus_count(variables)
     for device in query.devices:
         if not device or "/" in device:
             raise UserError("usage", f"--ib: {device!r} names no device", "as in /sys/class/infiniband: mlx5_0")

@@ -25,6 +25,7 @@ from gangrun.core.model import Failure
 from gangrun.core.nodeset import unfold
 from gangrun.entry.wiring import own_command
 from gangrun.runs.job_queue import stopped_note
+from gangrun.wire import job_variables
 from gangrun.wire.submission import Submission, refill_submission
 
 LOOK_EVERY_S = 0.5
@@ -44,12 +45,12 @@ class Allocation:
 
 def allocation_of(variables: Mapping[str, str], host: str) -> Allocation:
     """``KeyError`` or ``NodesetError`` where this is no job's environment."""
-    cpus = variables.get("SLURM_CPUS_PER_TASK", "")
+    cpus = job_variables.cpus_per_rank(variables)
     return Allocation(
         job=variables["SLURM_JOB_ID"],
         restart=int(variables.get("SLURM_RESTART_COUNT") or 0),
         nodes=unfold(variables["SLURM_JOB_NODELIST"]),
-        host=variables.get("SLURMD_NODENAME") or host,
+        host=job_variables.node_name(variables, host),
         cpus_per_task=int(cpus) if cpus.isdecimal() else None,
     )
 

@@ -24,6 +24,7 @@ from gangrun.entry.health_children import exchanged
 from gangrun.entry.wiring import own_command
 from gangrun.errors import SCHEDULER, UserError
 from gangrun.supervisor.node_calls import FIRST_PORT, PORTS_COUNT
+from gangrun.wire import job_variables
 
 MEETS_WITHIN_S = 40.0  # one meeting, and python and torch begin in that time, too
 STARTS_WITHIN_S = 15.0
@@ -103,7 +104,7 @@ def _meeting(number: int, pair: Pair, said: dict[tuple[int, Pair, str], dict[str
 def main(words: Sequence[str]) -> int:
     """One node's meetings, one after the other; a line for each."""
     plan, variables, clock = json.loads(words[0]), environment.all_variables(), SystemClock()
-    node = variables.get("SLURMD_NODENAME", "")
+    node = job_variables.node_name(variables, "")
     job = variables.get("SLURM_JOB_ID", "0")
     began = clock.now()
     for number, pairs in enumerate(plan["rounds"]):

@@ -130,12 +130,6 @@ def wanted(variables: Mapping[str, str]) -> tuple[str, ...] | None:
     return tuple(found)
 
 
-def given(variables: Mapping[str, str]) -> int | None:
-    """How many GPUs Slurm gave on this node; None if it does not say a number."""
-    said = variables.get("SLURM_GPUS_ON_NODE", "")
-    return int(said) if said.isascii() and said.isdigit() and len(said) < 5 else None
-
-
 def beside(facts: NodeFacts, own: tuple[str, ...] | None) -> frozenset[str]:
     """The places of GPUs that the job may not use; empty if that cannot be told."""
     places = gpus_in(facts)

@@ -129,6 +129,7 @@ def gang_of(spec: RunSpec, paths: RunPaths, node: str, terminal: str, health: Ag
         full_world_size=spec.full_world_size,
         on_resize=spec.on_resize,
         warm=spec.warm,
+        shared_imports=paths.imports,
         debug_rank=spec.debug_rank,
         terminal=terminal,
         slots_count=spec.slots_per_node + spec.spare_slots_count if spec.rank_per_gpu else 0,

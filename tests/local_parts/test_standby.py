@@ -13,17 +13,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gangrun.agent.brain import facts
-from gangrun.agent.ranks import standby
+from gangrun.agent.ranks import gang_part, standby
 from gangrun.agent.ranks.environment import is_set_at_launch
-from gangrun.agent.ranks.standby import Child, Standbys, WarmRank, free_memory_share
+from gangrun.agent.ranks.standby import Child, SharedImports, Standbys, WarmRank, free_memory_share
 from gangrun.node import boot
 from gangrun.node.processes import process_table
 from gangrun.wire.messages import Prepare
-from tests.local_parts.gang import Harness, boottime, gang, lives, order, stop_order
+from tests.local_parts.gang import Harness, boottime, gang, harness, lives, order, stop_order
 from tests.local_parts.test_boot import ENDINGS, POOLS, environ, place, run
 from tests.waiting import until
 
@@ -35,6 +36,8 @@ MODULE = "import time\nAT = time.monotonic()\n"  # what a rank imports; AT tells
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standby, "QUIET_S", 0.0)
     monkeypatch.setattr(standby, "AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(standby, "FETCH_EVERY_S", 0.0)
+    monkeypatch.setattr(gang_part, "SPARE_AFTER_S", 0.0)
 
 
 class Node:
@@ -44,7 +47,7 @@ class Node:
         self.place, self.site = place, place / "lib" / "site-packages"
         self.site.mkdir(parents=True, exist_ok=True)
         self.argv = [sys.executable, boot.__file__, *argv]
-        imports = place / "imports"
+        self.imports = imports = place / "imports"
         path = os.pathsep.join(filter(None, [str(self.site), os.environ.get("PYTHONPATH", "")]))
         self.environment = environ(place, PYTHONPATH=path, GANGRUN_IMPORTS_FILE=str(imports), **variables)
         self.wanted = {0: WarmRank(self.argv, self.environment, imports, "run:n0:standby:0")}
@@ -99,7 +102,7 @@ def node(place: Path, *argv: str, **variables: str) -> Iterator[Node]:
 def test_a_script_cannot_tell_that_it_was_awaited(place: Path, ending: str) -> None:
     with node(place, "script.py", ending) as made:
         made.install("tool", MODULE)
-        made.wanted[0].imports.write_text(_line("tool", made))
+        made.imports.write_text(_line("tool", made))
         assert made.get_ready()
         assert made.warm() == run(place, "script.py", ending, booted=False)
         if ending.startswith("raise ValueError"):
@@ -112,7 +115,7 @@ def test_a_script_cannot_tell_that_it_was_awaited(place: Path, ending: str) -> N
 def test_nor_can_modules_packages_and_broken_files(place: Path, argv: tuple[str, ...]) -> None:
     with node(place, *argv) as made:
         made.install("tool", MODULE)
-        made.wanted[0].imports.write_text(_line("tool", made))
+        made.imports.write_text(_line("tool", made))
         assert made.get_ready()
         warm, plain = made.warm(), run(place, *argv, booted=False)
         assert warm is not None
@@ -233,7 +236,7 @@ def _has_ended(pid: int) -> bool:
 def test_a_standby_that_was_killed_or_stopped_is_not_used_and_is_replaced(place: Path) -> None:
     with node(place, "script.py") as made:
         made.install("tool", MODULE)
-        made.wanted[0].imports.write_text(_line("tool", made))
+        made.imports.write_text(_line("tool", made))
         for number in (signal.SIGKILL, signal.SIGSTOP):
             assert made.get_ready()
             (pid,) = made.pool.pids
@@ -260,7 +263,7 @@ def test_memory_that_is_short_ends_standbys_until_enough_is_free(place: Path, tm
     with node(place, "script.py") as made:
         made.pool._root = root
         made.install("tool", MODULE)
-        made.wanted[0].imports.write_text(_line("tool", made))
+        made.imports.write_text(_line("tool", made))
         free(500)
         assert made.get_ready()
         (pid,) = made.pool.pids
@@ -337,3 +340,86 @@ def test_no_standby_is_kept_where_none_is_wanted(tmp_path: Path, changes: dict[s
             assert made.gang._standbys.pids == ()
         os.kill(rank.pid, signal.SIGKILL)
         made.next_fact(facts.RankEnded)
+
+
+# ---- on a spare ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def spare(directory: Path, **changes: Any) -> Iterator[Harness]:
+    """Another node of the run, without ranks."""
+    directory.mkdir()
+    command = (str(directory.parent / "n0" / "script.py"),)
+    with harness(Harness(directory, command, node="n1", warm=True, **changes)) as made:
+        yield made
+
+
+def test_a_spare_learns_from_a_node_with_ranks_and_starts_them_warm(tmp_path: Path) -> None:
+    imports = tmp_path / "imports.json"
+    shared: dict[str, Any] = {"shared_imports": imports, "working_directory": str(tmp_path)}
+    (tmp_path / "n0").mkdir()
+    with gang(tmp_path / "n0", WAITS, warm=True, **shared) as holder, spare(tmp_path / "n1", **shared) as made:
+        made.gang.tend_standbys(True)
+        assert made.gang._standbys.pids == (), "nobody has told it yet what to import"
+        holder.gang.launch(order(2, nodes_count=1))
+        holder.ready(2)
+
+        def told() -> bool:
+            holder.gang.tend_standbys(True)
+            return imports.exists()
+
+        until(told, 60, "the list of imports")
+        waiting = _warm_up(made, 2)
+        made.gang.prepare(Prepare(1, (1, 2), 1, True))
+        assert made.next_fact(facts.NodePrepared).ok, "a spare with standbys is empty"
+        ranks = made.gang.launch(order(2, attempt=1, world_size=4, ranks=(2, 3), node_rank=1, nodes_count=2))
+        assert {rank.pid for rank in ranks} == set(waiting)
+        log = tmp_path / "n1/run/logs/1/n1.log"
+        until(lambda: log.exists() and log.read_text().count("ready\n") == 2, 20, "ranks on the spare")
+
+
+def test_only_a_node_that_does_not_hold_rank_0_tells_what_ranks_import(tmp_path: Path) -> None:
+    shared = tmp_path / "imports.json"
+    (tmp_path / "n0").mkdir()
+    with gang(tmp_path / "n0", WAITS, warm=True, shared_imports=shared) as made:
+        made.gang.launch(order(1, world_size=2, nodes_count=2))
+        made.ready()
+        _warm_up(made, 1)
+        assert made.gang._standbys.news() and not shared.exists()
+
+
+def test_a_node_whose_ranks_have_just_ended_is_no_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gang_part, "SPARE_AFTER_S", 3600.0)
+    shared = tmp_path / "imports.json"
+    shared.write_text(json.dumps([[["click", "/nowhere/click.py", {}]]]))
+    with spare(tmp_path / "n1", shared_imports=shared, working_directory=str(tmp_path)) as made:
+        for _ in range(3):
+            made.gang.tend_standbys(True)
+        assert made.gang._standbys.pids == () and made.gang._shared is not None and made.gang._shared.lists == []
+
+
+@pytest.mark.parametrize("text", ["", "[[[1]]]", "{}", "[[", "[[]]"])
+def test_a_damaged_list_of_imports_leaves_a_spare_cold(tmp_path: Path, text: str) -> None:
+    shared = tmp_path / "imports.json"
+    shared.write_text(text)
+    with spare(tmp_path / "n1", shared_imports=shared, working_directory=str(tmp_path)) as made:
+        made.gang.tend_standbys(True)
+        shared_list = made.gang._shared
+        assert shared_list is not None
+        until(lambda: not shared_list._busy, 20, "the list to be read")
+        made.gang.tend_standbys(True)
+        assert made.gang._standbys.pids == ()
+
+
+def test_a_list_is_read_anew_only_if_it_is_another_one(tmp_path: Path) -> None:
+    one, other = SharedImports(tmp_path / "imports.json"), SharedImports(tmp_path / "imports.json")
+    one.publish([[("torch", "/site/torch/__init__.py", {"A": "b"})]])
+    until(lambda: not one._busy, 20, "the list to be written")
+    other.fetch(0.0)
+    until(lambda: not other._busy, 20, "the list to be read")
+    first = other.lists
+    assert first == [[("torch", "/site/torch/__init__.py", {"A": "b"})]]
+    other.fetch(20.0)
+    until(lambda: not other._busy, 20, "the list to be looked at")
+    assert other.lists is first
+    assert os.listdir(tmp_path) == ["imports.json"]

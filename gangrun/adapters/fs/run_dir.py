@@ -172,6 +172,11 @@ class RunPaths:
         return self.machine / f"processes-{file_name(node)}.log"
 
     @property
+    def imports(self) -> Path:
+        """Which installed modules the script imports, for nodes that have not seen it run."""
+        return self.machine / "imports.json"
+
+    @property
     def owner_log(self) -> Path:
         """What the owner of a run says that goes on in the background."""
         return self.logs / "owner.out"

@@ -68,6 +68,21 @@ class RankFiles:
     place: Path  # where it stands, see node/place_page.py
     imports: Path  # installed modules that the script imports, for the rank's standby
 
+    @classmethod
+    def below(cls, directory: Path, rank: int) -> RankFiles:
+        """Their names; none is created here."""
+        stem = directory / f"rank-{rank}"
+        return cls(
+            slot=stem.with_suffix(".slot"),
+            error=stem.with_suffix(".error.json"),
+            torchelastic_error=stem.with_suffix(".torchelastic.json"),
+            stack=stem.with_suffix(".stack"),
+            signals=stem.with_suffix(".signals"),
+            orders=stem.with_suffix(".orders"),
+            place=stem.with_suffix(".place"),
+            imports=stem.with_suffix(".imports"),
+        )
+
     @property
     def script_ended(self) -> Path:
         """What node/boot.py makes once Python has run the script to its end, and all that was to follow it."""
@@ -95,18 +110,8 @@ class AttemptFiles:
             raise
 
     def of(self, rank: int) -> RankFiles:
-        """The names of one rank's files; none is created here."""
-        stem = self.directory / f"rank-{rank}"
-        return RankFiles(
-            slot=stem.with_suffix(".slot"),
-            error=stem.with_suffix(".error.json"),
-            torchelastic_error=stem.with_suffix(".torchelastic.json"),
-            stack=stem.with_suffix(".stack"),
-            signals=stem.with_suffix(".signals"),
-            orders=stem.with_suffix(".orders"),
-            place=stem.with_suffix(".place"),
-            imports=stem.with_suffix(".imports"),
-        )
+        """The names of one rank's files."""
+        return RankFiles.below(self.directory, rank)
 
     def remove(self) -> None:
         """Take the directory away, and its parents if nothing else is in them."""
@@ -248,6 +253,7 @@ class GangSpec:
     full_world_size: int = 0
     on_resize: tuple[str, ...] = ()  # words for the command of a gang that is not of that size
     warm: bool = False  # standbys are kept
+    shared_imports: Path | None = None  # where nodes tell each other what the script imports
     debug_rank: int | None = None
     terminal: str = ""  # of the person who debugs it, "": there is none on this node
     slots_count: int = 0  # GPUs of which each rank gets one, spare ones included; 0: ranks see what the agent sees

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from gangrun.agent.brain import facts
-from gangrun.agent.ranks.environment import AttemptFiles, GangSpec, RankPlace, rank_environment, tag_prefix
+from gangrun.agent.ranks.environment import AttemptFiles, GangSpec, RankFiles, RankPlace, rank_environment, tag_prefix
 from gangrun.agent.ranks.exits import READ_WITHIN_S, OomCounter, WatchedRank, memory_words, watch
 from gangrun.agent.ranks.logs import RankLogs
 from gangrun.agent.ranks.observe import (
@@ -35,7 +35,7 @@ from gangrun.agent.ranks.observe import (
     take_stacks,
     use_of_node,
 )
-from gangrun.agent.ranks.standby import Child, Standbys, WarmRank
+from gangrun.agent.ranks.standby import Child, ImportList, SharedImports, Standbys, WarmRank
 from gangrun.agent.ranks.stop import (
     POLL_S,
     OwnProcesses,
@@ -64,6 +64,7 @@ STARTS_WITHIN_S = 1800.0  # by then a script trains, whether it tells of steps o
 MEMORY_EVERY_S = 5.0  # who held how much is told of a rank that the kernel kills for memory
 SLATE_WITHIN_S = 5.0
 LOOKS_CLOSELY_COUNT, LOOKS_EVERY_COUNT = 120, 10
+SPARE_AFTER_S = 10.0  # a node without ranks for so long holds none, for all it knows: no start is under way
 LOGS_CLOSE_WITHIN_S = 2.0  # between two attempts, when the agent has to beat
 LOGS_CLOSE_AT_END_S = 3.0  # whoever owns the run kills what is left of it 5 s after its end is known
 ENDED_WITHIN_S = 1.0
@@ -109,6 +110,8 @@ class _Gang:
         self.looks_count = 0
         self.orphan_pids: set[int] = set()  # what the warden had just inherited when a rank died
         self.wanted: dict[int, WarmRank] = {}  # standbys, by local rank
+        # rank 0 often imports what others do not, so another node than its own tells what they import
+        self.tells_imports = order.node_rank == min(1, order.nodes_count - 1)
         self.stopped_at = math.inf  # from then on ranks fall because of us
         # As torch.cuda.set_device(LOCAL_RANK) has it. What the processes of a launcher use, only the launcher knows.
         numbers = order.slots if spec.slots_count else range(0 if spec.per_node else len(order.ranks))
@@ -149,6 +152,9 @@ class RankGang:
         self._now = now
         self._people = people
         self._standbys = Standbys(spec.node, self._spawn, now, people.say)
+        self._shared = SharedImports(spec.shared_imports) if spec.shared_imports is not None else None
+        self._taught: list[ImportList] = []
+        self._idle_since = now()
         self._family = OwnProcesses(
             tag_prefix(spec.run, spec.node),
             job_of(spec.inherited),
@@ -262,8 +268,10 @@ class RankGang:
         gang.told[rank] = ScriptReports(rank, slot, gang.logs)
         gang.ranks[rank] = WatchedRank(rank, spec.node, child, proc, slot, files, spec.through_boot, page)
         if IMPORTS_FILE in environment and not debugged:
-            tag = f"{tag_prefix(spec.run, spec.node)}standby:{place.local_rank}"
-            gang.wanted[place.local_rank] = WarmRank(argv, environment, files.imports, tag)
+            gang.wanted[place.local_rank] = WarmRank(argv, environment, files.imports, self._standby_tag(place))
+
+    def _standby_tag(self, place: RankPlace) -> str:
+        return f"{tag_prefix(self._spec.run, self._spec.node)}standby:{place.local_rank}"
 
     def _from_standby(self, local_rank: int, argv: list[str], environment: Mapping[str, str]) -> Child | None:
         os.stat(self._spec.working_directory)  # a cold start would fail without it
@@ -290,9 +298,40 @@ class RankGang:
 
     def tend_standbys(self, may: bool) -> None:
         """Once a second; from the main thread only. ``may``: the lease holds, and no stop is under way."""
-        gang = self._gang
-        train = may and self._spec.is_warm and gang is not None and len(gang.alive()) == len(gang.ranks)
-        self._standbys.tend(gang.wanted if train and gang is not None and self._ladder is None else {})
+        gang, now = self._gang, self._now()
+        alive = gang.alive() if gang is not None else []
+        if alive or self._ladder is not None:
+            self._idle_since = now
+        if not may or not self._spec.is_warm or self._ladder is not None:
+            self._standbys.tend({})
+        elif gang is not None and alive:
+            self._standbys.tend(gang.wanted if len(alive) == len(gang.ranks) else {})
+            if self._shared is not None and gang.tells_imports and (news := self._standbys.news()):
+                self._shared.publish(news)
+        elif now - self._idle_since >= SPARE_AFTER_S:
+            self._standbys.tend(gang.wanted if gang is not None else self._wanted_of_a_spare(now))
+        else:
+            self._standbys.tend({})
+
+    def _wanted_of_a_spare(self, now: float) -> dict[int, WarmRank]:
+        """Ranks that may come to this node, as far as they can be known: the rest is told when they come."""
+        if self._shared is None:
+            return {}
+        self._shared.fetch(now)
+        if self._shared.lists is not self._taught:
+            self._taught = self._shared.lists
+            self._standbys.teach(self._taught)
+        spec, ranks = self._spec, tuple(range(len(self._taught)))
+        order = Launch(
+            term=0, act=(0, 0), attempt=0, world_size=spec.full_world_size, node_rank=0, nodes_count=1, ranks=ranks,
+            slots=ranks, master_addr="", master_port=0, nodes=(),
+        )  # fmt: skip
+        wanted = {}
+        for place in (RankPlace(spec, order, n) for n in ranks):
+            files = RankFiles.below(spec.local_root, place.rank)
+            environment = rank_environment(place, files, os.getpid())
+            wanted[place.local_rank] = WarmRank(place.argv, environment, None, self._standby_tag(place))
+        return wanted
 
     def _undo(self, gang: _Gang) -> None:
         """A launch failed half way: none of its ranks may be left."""

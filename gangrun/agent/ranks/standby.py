@@ -4,6 +4,8 @@ How one lives: ranks write down which installed modules they import (``node/boot
 for some seconds, a standby is started for each rank, one after the other, so that imports take one core at most. It
 says that it is ready, and waits on a socket. A launch hands it the command line and the environment of the new rank.
 
+A node that holds no ranks learns from another one (``SharedImports``), so that a spare is as warm as the rest.
+
 All is done in the agent's main thread: a standby gets SIGKILL when the thread that forked it ends. A standby is a
 descendant of the warden, which kills it with the ranks when the lease ends. It is no rank: what looks for leftovers of
 an attempt spares ``pids``. From ``take`` on it is a rank and nothing else.
@@ -24,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
+import msgspec
+
 from gangrun.agent.ranks.environment import TAG, is_set_at_launch
 from gangrun.node.boot_signals import SIGNALS_FILE, STACK_FILE
 from gangrun.node.boot_standby import FDS, MESSAGE_MAX_BYTES, READY, REFUSED
@@ -38,6 +42,8 @@ MEMORY_EVERY_S = 5.0
 AGAIN_AFTER_S, AGAIN_AFTER_MAX_S = 1.0, 300.0  # standbys that die are replaced ever more slowly
 CLOSE_WITHIN_S = 0.5
 LIST_MAX_BYTES = 16 * 1024 * 1024
+FETCH_EVERY_S = 10.0
+ImportList = list[tuple[str, str, dict[str, str]]]  # of one rank: module, file of its package, variables changed before
 
 
 class Child(Protocol):
@@ -64,11 +70,11 @@ Spawn = Callable[[list[str], Mapping[str, str], tuple[int, ...]], Child]
 
 @dataclass(frozen=True, slots=True)
 class WarmRank:
-    """A live rank that is to have a standby."""
+    """A rank that is to have a standby: a live one, or one that may come to this node."""
 
     argv: list[str]
     environment: Mapping[str, str]
-    imports: Path  # where it writes down what it imports
+    imports: Path | None  # where it writes down what it imports; None: it does not live
     tag: str
 
 
@@ -95,7 +101,7 @@ class _Learnt:
     failures_count: int = 0
     again_at: float = 0.0
 
-    def usable(self) -> list[tuple[str, str, dict[str, str]]]:
+    def usable(self) -> ImportList:
         """As a standby is told."""
         return [(name, *rest) for name, rest in self.modules.items()][: self.usable_count]
 
@@ -132,6 +138,7 @@ class Standbys:
         self._standbys: dict[int, _Standby] = {}  # by local rank
         self._dying: list[_Standby] = []
         self._learnt: dict[int, _Learnt] = {}
+        self._told: list[tuple[int, int | None]] = []
         self._memory_at, self._is_tight = float("-inf"), False
 
     def sizes_bytes(self) -> dict[int, int]:
@@ -145,7 +152,9 @@ class Standbys:
         for local_rank, one in list(self._standbys.items()):
             self._hear(local_rank, one, now)
         for local_rank, rank in wanted.items():
-            self._learnt.setdefault(local_rank, _Learnt()).read(rank.imports, now)
+            learnt = self._learnt.setdefault(local_rank, _Learnt())
+            if rank.imports is not None:
+                learnt.read(rank.imports, now)
         if self._is_memory_tight(now):
             self._drop(list(self._standbys))
             return
@@ -154,6 +163,21 @@ class Standbys:
             missing = [n for n in wanted if n not in self._standbys and self._may_start(n, now)]
             for one_at_a_time in missing[:1]:
                 self._start(one_at_a_time, wanted[one_at_a_time], now)
+
+    def news(self) -> list[ImportList]:
+        """What each rank here imports, by local rank: once all are done with it, and only if it is new; [] else."""
+        now, each = self._now(), [self._learnt[n] for n in sorted(self._learnt)]
+        extent = [(len(one.modules), one.usable_count) for one in each]
+        if extent == self._told or not all(one.usable() and now - one.changed_at >= QUIET_S for one in each):
+            return []
+        self._told = extent
+        return [one.usable() for one in each]
+
+    def teach(self, lists: list[ImportList]) -> None:
+        """What ranks import elsewhere. Standbys that have imported anything else are dropped."""
+        self._drop(list(self._standbys))
+        named = [{name: (origin, was) for name, origin, was in modules} for modules in lists]
+        self._learnt = {local_rank: _Learnt(modules=modules) for local_rank, modules in enumerate(named)}
 
     def take(self, local_rank: int, argv: list[str], environment: Mapping[str, str], directory: str) -> Child | None:
         """The process that becomes this rank; None if it must start cold."""
@@ -279,6 +303,55 @@ class Standbys:
                 f" modules again, until {2 * FREE_MIN_SHARE:.0%} are free"
             )
         return self._is_tight
+
+
+class SharedImports:
+    """What ranks import, told from node to node by a file in the run directory.
+
+    Whoever reads or writes it is a thread of its own, as a file server may stand still. The file is a hint: what is
+    damaged or missing leaves a spare cold, and what does not suit a node is found out there when it is imported.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.lists: list[ImportList] = []  # by local rank, as they were read last
+        self._path = path
+        self._busy = False
+        self._fetch_at, self._seen = float("-inf"), (0, 0)
+
+    def publish(self, lists: list[ImportList]) -> None:
+        """Tell the others."""
+        self._go(lambda: self._write(lists))
+
+    def fetch(self, now: float) -> None:
+        """Look what others told; ``lists`` has it some time later."""
+        if now >= self._fetch_at:
+            self._fetch_at = now + FETCH_EVERY_S
+            self._go(self._read)
+
+    def _go(self, what: Callable[[], None]) -> None:
+        if self._busy:
+            return
+
+        def run() -> None:
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                what()
+            self._busy = False
+
+        self._busy = True
+        threading.Thread(target=run, name="imports", daemon=True).start()
+
+    def _write(self, lists: list[ImportList]) -> None:
+        new = self._path.with_name(f"{self._path.name}.new-{os.getpid()}")
+        new.write_bytes(msgspec.json.encode(lists))
+        new.replace(self._path)
+
+    def _read(self) -> None:
+        with self._path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            stamp = (status.st_ino, status.st_mtime_ns)
+            if stamp != self._seen:
+                self.lists = msgspec.json.decode(file.read(LIST_MAX_BYTES), type=list[ImportList])
+                self._seen = stamp
 
 
 def free_memory_share(root: Path = Path("/")) -> float:

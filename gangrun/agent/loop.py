@@ -133,6 +133,7 @@ class AgentLoop:
         if now >= self._tend_at:
             self._tend_at = now + TEND_EVERY_S
             self._ranks.tend_standbys(self._brain.lease.live(now) and not self._brain.orders.stopping)
+            self._local(facts.StandbysKept(*self._ranks.standbys()))
         gang = (self._brain.orders.attempt, self._brain.orders.stopping)
         if self._health is not None and gang != self._gang:
             self._gang = gang

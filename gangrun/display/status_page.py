@@ -211,6 +211,9 @@ def _facts(status: Status, look: PageFormat) -> list[tuple[str, str]]:
     if status.restarts or len(attempts) > 1:
         lost = f"; {span_words(status.lost_s)} lost to failures" if status.lost_s >= 1 else ""
         facts.append(("restarts", str(status.restarts) + lost))
+    if status.standbys is not None:
+        where, size = clean(status.standbys.nodes), f"{status.standbys.memory_bytes / (1 << 30):.1f} GiB of memory"
+        facts.append(("standbys", f"{status.standbys.count} on {where}, {size}; --no-warm keeps none"))
     if status.total_time_s is not None:
         words = f"{span_words(status.trained_s)} of {span_words(status.total_time_s)} used (--total-time)"
         facts.append(("total time", words))

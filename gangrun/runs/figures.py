@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from gangrun.core.model import Attempt
 from gangrun.core.text import json_number
 
+Struct = TypeVar("Struct", bound=msgspec.Struct)
 NOT_NUMBERS = frozenset({"NaN", "Infinity", "-Infinity"})
 
 
@@ -31,6 +32,14 @@ class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
     slowed_count: int = 0  # those whose clock heat, a power brake or their hardware hold down
 
 
+class StandbyFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Processes that have imported what ranks import, and wait to become one after a failure."""
+
+    count: int
+    memory_bytes: int  # that are theirs alone, on all nodes together
+    nodes: str  # folded
+
+
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """The newest figures of an attempt; None: not known. The fields of ``Status`` have the same names."""
 
@@ -43,6 +52,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float | None = None
     gpu: GpuFigures | None = None
     phase: str | None = None  # train, eval, checkpoint or startup, as the script says
+    standbys: StandbyFigures | None = None
 
 
 def figures_of(live: Mapping[str, Any], step: int | None, attempt: Attempt, *, ended: bool) -> Figures:
@@ -59,7 +69,8 @@ def figures_of(live: Mapping[str, Any], step: int | None, attempt: Attempt, *, e
         eta_s=max(0, total - step) / per_s if known else None,  # type: ignore[operator]
         tokens=_count(live.get("tokens")),
         tokens_per_s=_positive(live.get("tokens_per_s")),
-        gpu=None if ended else _gpu(live.get("gpu")),
+        gpu=None if ended else _struct(live.get("gpu"), GpuFigures),
+        standbys=None if ended else _struct(live.get("standbys"), StandbyFigures),
         phase=None if ended else _phase(_count(live.get("slot_phase")) or 0),
     )
 
@@ -72,11 +83,11 @@ def _phase(number: int) -> str | None:
     return TrainingPhase(number).name.lower() if number in set(TrainingPhase) else None
 
 
-def _gpu(value: object) -> GpuFigures | None:
+def _struct(value: object, kind: type[Struct]) -> Struct | None:
     if value is None:
         return None
     try:
-        return msgspec.convert(value, GpuFigures)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError:
         return None
 

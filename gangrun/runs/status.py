@@ -22,7 +22,7 @@ from gangrun.core.nodes.standing import active
 from gangrun.core.nodeset import natural_sort
 from gangrun.core.text import counted, is_save_time, json_number, step_or_none, step_words
 from gangrun.errors import UserError
-from gangrun.runs.figures import NOT_NUMBERS, GpuFigures, figures_of
+from gangrun.runs.figures import NOT_NUMBERS, GpuFigures, StandbyFigures, figures_of
 from gangrun.runs.rank_output import lost_output
 from gangrun.runs.recoveries import Recovery, recoveries_of
 from gangrun.runs.saves import SavedOnDisk, SavesStatus, nothing_in, saves_status, state_figures, unjudged_on_disk
@@ -275,6 +275,7 @@ class Status(msgspec.Struct, kw_only=True):
     tokens: int | None = None
     tokens_per_s: float | None = None
     gpu: GpuFigures | None = None  # while ranks train on GPUs
+    standbys: StandbyFigures | None = None  # that wait to become ranks after a failure
     phase: str | None = None  # of the script: train, eval, checkpoint or startup
     lost_s: float = 0.0  # to failures: work done again, and time without ranks
     log_step: int | None = None  # that ranks printed, if they report none

@@ -70,6 +70,7 @@ class Row:
     samples: dict[int, RankSample] = field(default_factory=dict)  # by rank: the newest of each
     readings: tuple[RankSample, ...] = ()  # those that came with the newest beat
     is_brief: bool = False  # they are not all, and the others are as they were
+    standbys: tuple[int, int] = (0, 0)  # how many wait there, and their memory in bytes
     clocks_apart: deque[float] = field(default_factory=lambda: deque(maxlen=CLOCKS_KEPT_COUNT))
     named: tuple[PeerAddress, ...] = ()  # the candidates that the newest ack with any told it, and that ack's stamp
     named_stamp: float = -NEVER
@@ -174,6 +175,8 @@ class Heartbeats:
         row.seq = said.seq
         row.clocks_apart.append(now - said.boottime)
         row.take(said.readings, is_brief=said.is_brief and said.attempt == row.attempt)
+        if not said.is_brief:
+            row.standbys = said.standbys
         row.attempt = said.attempt
         row.empty = said.empty
         row.arrived_at = now

@@ -389,6 +389,8 @@ class Loop:
             self._prove()
             self._live_at = now + self.policy.timing.counter_every_s
             heard = len(self.beats.heard) - len(self.silence.suspects)
-            if not self._store.note_progress(self.progress.live(self.state, now, heard)) and not len(self.journal):
+            standbys = {node: row.standbys for node, row in self.beats.rows.items() if row.standbys[0]}
+            live = self.progress.live(self.state, now, heard, standbys)
+            if not self._store.note_progress(live) and not len(self.journal):
                 self.journal.look(self.state, "looking whether the run directory answers", now, self._clock.wall())
         self.tell(self._polling.look(self.state, now), now)

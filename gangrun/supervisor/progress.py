@@ -32,6 +32,7 @@ from gangrun.core.evidence import AlertKind, Anomaly, AnomalyKind, SelfChecks, S
 from gangrun.core.model import Phase, RunState, StepTime
 from gangrun.core.nodes import race
 from gangrun.core.nodes.race import StepTimes
+from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import alerts
 from gangrun.core.recovery.fill_rules import FillAlerts
@@ -564,13 +565,16 @@ class GangProgress:
         self._ranks_at = now + max(RANKS_EVERY_S, sum(map(len, found.values())) / RANKS_PER_S)
         return {"ranks": found, "rank_gpus": self._alerts.gpus.newest()}
 
-    def live(self, state: RunState, now: float, heard_count: int) -> dict[str, Any]:
-        """The newest figures, for whoever looks at the run."""
+    def live(
+        self, state: RunState, now: float, heard_count: int, standbys: Mapping[str, tuple[int, int]]
+    ) -> dict[str, Any]:
+        """The newest figures, for whoever looks at the run. ``standbys``: by node, how many and their bytes."""
         gpus = gpu_figures(self._alerts.gpus.newest().values())
         known = [samples for samples in self._samples.values() if samples]
         return {
             **self._ranks(now),
             **({"gpu": gpus} if gpus else {}),
+            **({"standbys": _standby_figures(standbys)} if standbys else {}),
             "at": now,
             "phase": state.phase.value,
             "attempt": state.attempt.number,
@@ -583,6 +587,11 @@ class GangProgress:
             "agents_heard_count": heard_count,
             "warning": self.warning,
         }
+
+
+def _standby_figures(standbys: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    count, memory_bytes = (sum(column) for column in zip(*standbys.values(), strict=True))
+    return {"count": count, "memory_bytes": memory_bytes, "nodes": fold(standbys)}
 
 
 SAVING_EVERY_S = 1.0

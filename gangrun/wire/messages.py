@@ -122,6 +122,7 @@ class Beat(_Message, frozen=True, tag=True):
     events: tuple[AgentEvent, ...] = ()  # not yet journalled, oldest first, bounded
     echo: float = 0.0  # newest ``stamp`` seen of this term: proves that this beat was sent after it
     is_brief: bool = False  # ``readings`` are of ranks that tell something new; the others are as they were
+    standbys: tuple[int, int] = (0, 0)  # how many wait, and bytes of memory that are theirs alone; not in a brief one
 
 
 class StartAnswer(_Message, frozen=True, tag=True):

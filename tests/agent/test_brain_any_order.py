@@ -53,6 +53,7 @@ local = st.one_of(
     st.builds(facts.TermFound, st.none() | st.builds(dial, terms), st.sampled_from(["job", "other"]), st.booleans()),
     st.builds(facts.SupervisorExited, st.sampled_from([0, 1, 75]), terms),
     st.builds(facts.Checked, st.booleans()),
+    st.builds(facts.StandbysKept, st.integers(0, 8), st.just(10**9)),
 )
 passing = st.floats(0.0, 8.0)
 # the orders most likely to do harm come more often than chance alone would bring them

@@ -132,6 +132,14 @@ def test_readings_ride_on_beats_of_their_attempt_only():
     assert stage.brain.beat(stage.now).readings == ()
 
 
+def test_standbys_ride_on_beats_that_are_whole():
+    stage = Stage().follow().run(0)
+    stage.local(facts.StandbysKept(2, 10**9))
+    assert stage.brain.beat(stage.now).standbys == (2, 10**9)
+    stage.local(facts.StandbysKept(0, 0))
+    assert stage.brain.beat(stage.now).standbys == (0, 0)
+
+
 def test_a_supervisor_that_wants_all_readings_seldom_gets_brief_beats_until_it_asks_or_another_takes_over():
     stage = Stage().follow().run(0)
 

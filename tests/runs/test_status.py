@@ -115,6 +115,11 @@ def test_live_figures_are_newer_than_the_journal_but_only_of_this_attempt(runs: 
     said = gangrun("status").out
     assert "step        13 of 1013, 2.5 steps/s, done in 6 min\n" in said
     assert "training    loss NaN, gradient norm 0.5, 20.5k tokens/s\n" in said
+    story.live(step=13, standbys={"count": 3, "memory_bytes": 3 << 28, "nodes": "n[1-2]"})
+    assert gangrun("status", "--json").json["standbys"] == {"count": 3, "memory_bytes": 3 << 28, "nodes": "n[1-2]"}
+    assert "standbys    3 on n[1-2], 0.8 GiB of memory; --no-warm keeps none\n" in gangrun("status").out
+    story.live(step=13, standbys=[3])
+    assert gangrun("status", "--json").json["standbys"] is None
     story.live(attempt=7, step=99, loss=1.0)
     assert gangrun("status", "--json").json["step"] == 0
     assert gangrun("status", "--json").json["loss"] is None

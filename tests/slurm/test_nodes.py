@@ -9,6 +9,12 @@ from tests.slurm.harness import GANGRUN, TINY, TRAINS, Run, attempts_that_steppe
 from tests.waiting import until
 
 TWENTY_MORE = "if attempt: steps = start + 20"
+WAITED = """
+import msgspec  # an installed module, which a standby imports beforehand
+if attempt: steps = start + 20
+if b"GANGRUN_STANDBY_FDS" in open("/proc/self/environ", "rb").read():
+    (saves.parent / f"rank-{rank}-of-attempt-{attempt}-waited").touch()
+"""
 
 
 def test_a_killed_rank_is_started_again_in_the_same_job(cluster: Cluster, run: Run) -> None:
@@ -52,13 +58,16 @@ def test_a_bug_fails_the_run_and_its_job(cluster: Cluster, run: Run) -> None:
 
 @pytest.mark.timeout(600)
 def test_batch_host_and_spare(cluster: Cluster, run: Run) -> None:
-    """Two runs at once: one loses the host of its batch script and its supervisor, the other has a spare."""
+    """Two runs at once: one loses the host of its batch script and its supervisor, the other has a spare, which keeps a
+    standby like the nodes with ranks.
+    """
     spared = Run(cluster, "with a spare")
-    spared.step(2, 1, "--spares", "1", "-w", "n[4-6]", steps=9999, every=5, hook=TWENTY_MORE)
+    spared.step(2, 1, "--spares", "1", "-w", "n[4-6]", steps=9999, every=5, hook=WAITED)
     run.step(3, 1, "-w", "n[1-3]", steps=9999, every=5, hook=TWENTY_MORE)
     for one in (run, spared):
         one.wait_for_step(12)
     (first,), (only,) = run.jobs(), spared.jobs()
+    spared.wait("standbys on all nodes", lambda status: (status["standbys"] or {}).get("nodes") == "n[4-6]", 90)
     cluster.power_off(first["BatchHost"])
     lost = next(host for host, _ in spared.ranks().values() if host != only["BatchHost"])
     cluster.power_off(lost)
@@ -66,6 +75,7 @@ def test_batch_host_and_spare(cluster: Cluster, run: Run) -> None:
     assert [one["job"] for one in status["attempts"]] == [only["JobId"]] * 2
     assert [one["node"] for one in status["excluded"]] == [lost]
     assert len(spared.jobs()) == 1
+    assert len([*spared.steps.glob("rank-*-of-attempt-1-waited")]) == 2, "both ranks of the second attempt were warm"
     status = run.end()
     second = run.jobs()[1]
     assert second["ExcNodeList"] == first["BatchHost"]

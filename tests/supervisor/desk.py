@@ -60,6 +60,7 @@ class HandAgent:
     ranks: tuple[int, ...] = ()
     step: int = -1
     first_step: int = -1
+    standbys: tuple[int, int] = (0, 0)
     refuses: dict[type, str] = field(default_factory=dict)
     got: list[Any] = field(default_factory=list)
     events: list[AgentEvent] = field(default_factory=list)
@@ -103,6 +104,7 @@ class HandAgent:
             ),
             "events": tuple(self.events),
             "echo": self.echo,
+            "standbys": self.standbys,
         }
         self.post(Beat(**{**said, **changes}))
 

@@ -131,7 +131,7 @@ def told(desk: Desk) -> dict[str, list[tuple[int, int]]]:
     """Rank and step by node, as people see them."""
     loop = desk.loop
     loop.progress._ranks_at = 0.0
-    live = loop.progress.live(loop.state, desk.clock.boot, 2)
+    live = loop.progress.live(loop.state, desk.clock.boot, 2, {})
     return {node: [(rank, step) for rank, _, _, step in ranks] for node, ranks in live["ranks"].items()}
 
 
@@ -208,3 +208,16 @@ def test_nothing_of_an_earlier_attempt_is_kept() -> None:
     desk.turn_all()
     row = loop.beats.rows["n0"]
     assert list(row.samples) == [0] and not row.is_brief
+
+
+def test_what_standbys_cost_is_summed_over_the_nodes_that_keep_them() -> None:
+    desk = Desk()
+    desk.running()
+    n0, n1 = desk.agents["n0"], desk.agents["n1"]
+    n0.standbys, n1.standbys = (2, 300), (1, 100)
+    desk.pass_s(2.0)
+    n0.beat(is_brief=True, standbys=(0, 0), readings=())
+    desk.pass_s(0.0)
+    assert {node: row.standbys for node, row in desk.loop.beats.rows.items()} == {"n0": (2, 300), "n1": (1, 100)}
+    desk.pass_s(10.0)
+    assert desk.store.live["standbys"] == {"count": 3, "memory_bytes": 400, "nodes": "n[0-1]"}

@@ -133,14 +133,14 @@ def test_without_the_setting_nobody_is_asked() -> None:
 def test_the_newest_step_in_memory_is_among_the_live_figures() -> None:
     desk = Desk()
     loop = desk.running()
-    assert loop.progress.live(loop.state, desk.clock.boot, 2)["kept_step"] == -1
+    assert loop.progress.live(loop.state, desk.clock.boot, 2, {})["kept_step"] == -1
     desk.agents["n0"].beat(readings=(RankSample(0, 9, 2, 9, 0, 0.0, "R", kept_step=8),))
     desk.turn_all()
-    assert loop.progress.live(loop.state, desk.clock.boot, 2)["kept_step"] == 8
+    assert loop.progress.live(loop.state, desk.clock.boot, 2, {})["kept_step"] == 8
     desk.agents["n0"].beat(readings=(RankSample(0, 9, 2, 9, 0, 0.0, "R", kept_step=9, kept_losses_count=2),))
     desk.agents["n1"].beat(readings=(RankSample(1, 9, 2, 9, 0, 0.0, "R", kept_step=8, kept_losses_count=3),))
     desk.turn_all()
-    live = loop.progress.live(loop.state, desk.clock.boot, 2)
+    live = loop.progress.live(loop.state, desk.clock.boot, 2, {})
     assert (live["kept_step"], live["kept_losses_count"]) == (9, 2)
 
 

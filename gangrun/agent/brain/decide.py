@@ -131,6 +131,7 @@ class AgentBrain:
         self._ticked_at = now
         self.next_beat_at = NEVER
         self._samples = SampleReport()
+        self._standbys = (0, 0)
         self._probes: dict[str, tuple[float, bool]] = {}  # node -> until when it is waited for, does its host answer
         # beats of a big gang are spread over the period, always the same way for one incarnation
         self._beat_phase = zlib.crc32(config.incarnation.encode()) % 1000 / 1000.0
@@ -261,6 +262,9 @@ class AgentBrain:
                 return done + self.departure.if_due(now)
             case facts.ReadingsTaken():
                 return self._read(fact)
+            case facts.StandbysKept():
+                self._standbys = fact.count, fact.memory_bytes
+                return []
             case facts.FindingReported():
                 return self._tell(FindingRaised(fact.finding), now)
             case facts.HostAnswered():
@@ -322,6 +326,7 @@ class AgentBrain:
             events=self.outbox.page(),
             echo=self.lease.echo,
             is_brief=is_brief,
+            standbys=(0, 0) if is_brief else self._standbys,
         )
 
     def catch_up_acked(self, sent_at: float, now: float, count: int = 1, stamp: float = 0.0) -> list[Effect]:

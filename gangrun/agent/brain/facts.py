@@ -136,6 +136,14 @@ class ReadingsTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class StandbysKept:
+    """How many standbys wait on this node, and the bytes of memory that are theirs alone."""
+
+    count: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class FindingReported:
     """A check measured something worth telling."""
 
@@ -191,6 +199,7 @@ Fact = (
     | Checked
     | DiskTaskDone
     | ReadingsTaken
+    | StandbysKept
     | FindingReported
     | HostAnswered
     | SupervisorExited

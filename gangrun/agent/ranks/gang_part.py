@@ -313,6 +313,11 @@ class RankGang:
         else:
             self._standbys.tend({})
 
+    def standbys(self) -> tuple[int, int]:
+        """How many wait here, and the bytes of memory that are theirs alone."""
+        sizes = self._standbys.sizes_bytes()
+        return len(sizes), sum(sizes.values())
+
     def _wanted_of_a_spare(self, now: float) -> dict[int, WarmRank]:
         """Ranks that may come to this node, as far as they can be known: the rest is told when they come."""
         if self._shared is None:

@@ -87,6 +87,7 @@ class _Standby:
     modules_count: int
     started_at: float
     ready: bool = False
+    memory_bytes: int = 0  # as it was when it got ready: it does nothing since
 
 
 @dataclass(slots=True)
@@ -143,7 +144,7 @@ class Standbys:
 
     def sizes_bytes(self) -> dict[int, int]:
         """Memory that no other process shares with it, by local rank; ready ones only."""
-        return {local_rank: _private_bytes(one.proc.pid) for local_rank, one in self._standbys.items() if one.ready}
+        return {local_rank: one.memory_bytes for local_rank, one in self._standbys.items() if one.ready}
 
     def tend(self, wanted: Mapping[int, WarmRank]) -> None:
         """Hear them, replace what is dead or stale, start what is missing. ``wanted``: live ranks by local rank."""
@@ -247,7 +248,7 @@ class Standbys:
         except OSError:
             word = b""
         if word.startswith(READY):
-            one.ready = True
+            one.ready, one.memory_bytes = True, _private_bytes(one.proc.pid)
             self._learnt[local_rank].failures_count = 0
             return
         if word.startswith(REFUSED):

@@ -423,3 +423,11 @@ def test_a_list_is_read_anew_only_if_it_is_another_one(tmp_path: Path) -> None:
     until(lambda: not other._busy, 20, "the list to be looked at")
     assert other.lists is first
     assert os.listdir(tmp_path) == ["imports.json"]
+
+
+def test_a_list_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "imports.json").mkdir()  # cannot be replaced by a file
+    told = SharedImports(tmp_path / "imports.json")
+    told.publish([[("torch", "/site/torch/__init__.py", {})]])
+    until(lambda: not told._busy, 20, "the list to be given up")
+    assert os.listdir(tmp_path) == ["imports.json"]

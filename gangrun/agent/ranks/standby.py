@@ -343,8 +343,11 @@ class SharedImports:
 
     def _write(self, lists: list[ImportList]) -> None:
         new = self._path.with_name(f"{self._path.name}.new-{os.getpid()}")
-        new.write_bytes(msgspec.json.encode(lists))
-        new.replace(self._path)
+        try:
+            new.write_bytes(msgspec.json.encode(lists))
+            new.replace(self._path)
+        except OSError:  # a full disk: what is half written helps nobody
+            new.unlink(missing_ok=True)
 
     def _read(self) -> None:
         with self._path.open("rb") as file:

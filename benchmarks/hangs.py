@@ -3,6 +3,7 @@
     python benchmarks/hangs.py                     all cases, some minutes
     python benchmarks/hangs.py --cases stop,loop
     python benchmarks/hangs.py --healthy --hours 1    workloads without a hang, in turn; each alarm is printed
+    python benchmarks/hangs.py --healthy --hours 1 --beside 10 --each 900    ten at a time: ten hours of training
 
 Each case trains a small model with DDP and gloo (CPU), and breaks in the middle. Seconds count from the fault.
 """
@@ -12,11 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = {
@@ -31,7 +35,7 @@ CASES = {
 }
 HEALTHY = ("steps", "straggler", "evaluation", "saves", "naps", "backward", "counts", "polls")
 WAIT_S = 90.0
-HEALTHY_S = 120.0
+LOOK_EVERY_S = 5.0
 
 SCRIPT = """
 import hashlib, os, signal, sys, threading, time
@@ -153,26 +157,44 @@ def one(case: str, ranks: int = 2) -> dict[str, object]:
     return found
 
 
-def watch_healthy(hours: float, ranks: int) -> dict[str, object]:
+def watch_healthy(hours: float, ranks: int, each_s: float, first: int = 0, beside: int = 1) -> dict[str, Any]:
     """Healthy workloads in turn, for that long in all: what was suspected, and what was stopped (a false alarm)."""
-    began, suspicions, alarms, turn = time.monotonic(), [], [], 0
+    began, trained_s, suspicions, alarms, turn = time.monotonic(), 0.0, [], [], first
     while time.monotonic() - began < hours * 3600:
         case = HEALTHY[turn % len(HEALTHY)]
         turn += 1
         with tempfile.TemporaryDirectory(prefix="hangs-") as name:
-            folder = Path(name)
-            process, said = start(folder, case, HEALTHY_S, ranks), set()
+            folder, started = Path(name), time.monotonic()
+            left_s = hours * 3600 - (started - began)
+            process, said = start(folder, case, max(60.0, min(each_s, left_s)), ranks), set()
             while process.poll() is None:
                 warning = str(status(folder).get("warning", ""))
                 if warning:
                     said.add(warning)
-                time.sleep(5)
+                time.sleep(LOOK_EVERY_S * beside)  # each look costs a third of a second of a core
+            trained_s += time.monotonic() - started
             suspicions += [(case, max(said))] if said else []
             if process.returncode != 0:
                 alarms.append((case, str(status(folder).get("reason", "")), (folder / "out").read_text()[-400:]))
             print(f"{case}: exit {process.returncode}, suspicions {sorted(said)[-1:]}", flush=True)
-    took_h = (time.monotonic() - began) / 3600
-    return {"hours": round(took_h, 2), "runs": turn, "suspicions": suspicions, "alarms": alarms}
+    return {"hours": round(trained_s / 3600, 2), "runs": turn - first, "suspicions": suspicions, "alarms": alarms}
+
+
+def watch_many(hours: float, ranks: int, each_s: float, beside: int) -> dict[str, Any]:
+    """The same, so many beside each other, which is also the load under which none may alarm."""
+    loads: list[float] = []
+    with ThreadPoolExecutor(beside) as pool:
+        each = [pool.submit(watch_healthy, hours, ranks, each_s, first, beside) for first in range(beside)]
+        while not all(one.done() for one in each):
+            wait(each, timeout=60.0)
+            loads.append(os.getloadavg()[0])
+    found = [one.result() for one in each]
+    return {
+        "hours": round(sum(one["hours"] for one in found), 2),
+        "runs": sum(one["runs"] for one in found),
+        "load": (min(loads), statistics.median(loads), max(loads)),
+        **{name: [row for one in found for row in one[name]] for name in ("suspicions", "alarms")},
+    }
 
 
 def table(rows: list[dict[str, object]]) -> str:
@@ -190,10 +212,12 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--healthy", action="store_true")
-    parser.add_argument("--hours", type=float, default=0.5)
+    parser.add_argument("--hours", type=float, default=0.5, help="of the clock")
+    parser.add_argument("--beside", type=int, default=1, metavar="N", help="so many healthy workloads at a time")
+    parser.add_argument("--each", type=float, default=120.0, metavar="SECONDS", help="of one healthy run")
     args = parser.parse_args()
     if args.healthy:
-        print(json.dumps(watch_healthy(args.hours, args.ranks), indent=1))
+        print(json.dumps(watch_many(args.hours, args.ranks, args.each, args.beside), indent=1))
         return
     rows = []
     for case in args.cases.split(","):

@@ -1,8 +1,8 @@
 """The script that ``gangrun chaos --local`` trains if it is given none: a gang without torch, started by path.
 
-Each step waits for all ranks, as a collective would make it, through files in ``GANGRUN_DRILL_DIR``. It reports steps
-and a loss, and saves a checkpoint in gangrun's own format every twenty steps. A file ``nan-ATTEMPT-RANK`` in
-that folder makes the loss of that rank NaN.
+Each step waits for all ranks over the network, as a collective would make it. A rank whose peer has gone waits for
+ever. It reports steps and a loss, and saves a checkpoint in gangrun's own format every twenty steps. A file
+``nan-ATTEMPT-RANK`` in ``GANGRUN_DRILL_DIR`` makes the loss of that rank NaN.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import socket
 import sys
 from pathlib import Path
 from time import sleep
@@ -24,9 +25,17 @@ WORK_BYTES = 48 * 1024 * 1024  # asked for in each step, and never touched: a li
 # The sampler of a rank knows a wait for other ranks by the file of the code that waits. This one stands in for it.
 _TORCH_WAITS = "/torch/distributed/distributed_c10d"
 _WAIT = """
-def all_ranks(meet, step, world_size, sleep):
-    while not all((meet / f"{step}.{rank}").exists() for rank in range(world_size)):
-        sleep(0.01)
+def all_ranks(peers, first, sleep):
+    try:
+        if not first:
+            peers[0].sendall(b".")
+        heard = all([peer.recv(1) for peer in peers])
+        for peer in peers if first and heard else ():
+            peer.sendall(b".")
+    except OSError:
+        heard = False
+    while not heard:
+        sleep(0.5)
 """
 
 
@@ -37,8 +46,7 @@ def main(folder: Path, checkpoints: str) -> None:
     names: dict[str, object] = {}
     exec(compile(_WAIT, f"sample{_TORCH_WAITS}.py", "exec"), names)  # noqa: S102
     all_ranks = names["all_ranks"]
-    meet = folder / f"attempt-{attempt}"
-    meet.mkdir(parents=True, exist_ok=True)
+    peers = peers_of(rank, world_size)
     staging = Staging(checkpoints, os.environ["GANGRUN_RUN"], term, attempt, secrets.token_hex(8))
     if rank == 0:
         os.makedirs(checkpoints, exist_ok=True)
@@ -46,9 +54,7 @@ def main(folder: Path, checkpoints: str) -> None:
     point = gangrun.resume_info()
     step = 0 if point is None else point.step
     while True:
-        (meet / f"{step}.{rank}").touch()
-        all_ranks(meet, step, world_size, sleep)  # type: ignore[operator]
-        (meet / f"{step - 2}.{rank}").unlink(missing_ok=True)
+        all_ranks(peers, rank == 0, sleep)  # type: ignore[operator]
         work = bytearray(WORK_BYTES)
         is_bad = (folder / f"nan-{attempt}-{rank}").exists()
         gangrun.step(step, math.nan if is_bad else 2.0 + math.exp(-step / 500) + 0.01 * math.sin(step))
@@ -57,6 +63,19 @@ def main(folder: Path, checkpoints: str) -> None:
         step += 1
         if rank == 0 and step % SAVE_EVERY == 0:
             save(staging, checkpoints, step, world_size)
+
+
+def peers_of(rank: int, world_size: int) -> list[socket.socket]:
+    """A connection from rank 0 to each other rank, and back."""
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if rank == 0:
+        with socket.create_server(address) as server:
+            return [server.accept()[0] for _ in range(world_size - 1)]
+    while True:
+        try:
+            return [socket.create_connection(address)]
+        except OSError:  # rank 0 is not there yet
+            sleep(PACE_S)
 
 
 def save(staging: Staging, checkpoints: str, step: int, world_size: int) -> None:

@@ -14,7 +14,7 @@ from enum import Enum
 from gangrun.core.model import Cause
 
 PASSES_AFTER_S = 15.0
-CLOCK_JUMP_S = 6 * 3600.0
+CLOCK_JUMP_S, LATENCY_S = 6 * 3600.0, 0.5
 NEW_SUPERVISOR, STORAGE_STALLED, PASSED_OVER = "new supervisor", "storage stalled", "checkpoint passed over"
 SLOW_RANK, OTHER_ALERT, BAD_LOSS, NODE_FOUND = "slow rank", "other alert", "bad loss", "node found broken"
 DRAINED, CANCELLED, NOTICED, SUSPECTED, NOTHING = "drained", "cancelled", "preempted", "node suspected", "nothing"
@@ -60,7 +60,7 @@ class DrillPlace(Enum):
     """Where a kind can be done."""
 
     ANYWHERE = "any run of yours"
-    LOCAL = "--local"  # it needs what only a run of its own has: mounts, a played driver, the sample script
+    LOCAL = "--local"  # it needs what only a run of its own has: mounts, a network, a played driver, the sample script
     SLURM = "a Slurm run of yours"
     NOWHERE = "the simulated world"  # no user can do it to real processes from outside
 
@@ -87,9 +87,8 @@ def _any(*found: Cause | str) -> frozenset[str]:
 
 _OWN_MOUNTS = "the file system of a run that others may use is not touched; --local has one of its own"
 _PLAYED = "it needs a driver that is played, which only a run of --local has"
-_ONE_LOOPBACK = (
-    "the pretended hosts of one machine share one loopback interface, and real nodes' networks belong to others"
-)
+_OWN_NETWORK = "the networks of real nodes belong to others; --local has one of its own"
+_PASSES = f", for {PASSES_AFTER_S:g} s"
 _FOR_A_WHILE = f" for {PASSES_AFTER_S:g} s, and kills a rank meanwhile"
 _STALLED = "storage stalled; the ranks restart when the run directory can be written again"
 _DAMAGES = "; then kills a rank, so that a checkpoint is loaded. The bytes are put back afterwards"
@@ -182,17 +181,17 @@ KINDS: Mapping[DrillKind, DrillRow] = {
         DrillPlace.NOWHERE, simulated="SICK", refusal="a port belongs to the administrator of the node",
     ),
     DrillKind.CUT: DrillRow(
-        "Cuts one node off the network", "node silent; the ranks restart without it", _any(Cause.NODE_SILENT),
-        DrillPlace.NOWHERE, simulated="CUT", refusal=_ONE_LOOPBACK,
+        f"Cuts one node off the network{_PASSES}", "node silent; the ranks restart without it",
+        _any(Cause.NODE_SILENT), DrillPlace.LOCAL, simulated="CUT", refusal=_OWN_NETWORK,
     ),
     DrillKind.CUT_ONE_WAY: DrillRow(
-        "Drops all that one node sends", "node silent; the ranks restart without it", _any(Cause.NODE_SILENT),
-        DrillPlace.NOWHERE, simulated="CUT_FROM", refusal=_ONE_LOOPBACK,
+        f"Drops all that one node sends{_PASSES}", "node silent; the ranks restart without it",
+        _any(Cause.NODE_SILENT), DrillPlace.LOCAL, simulated="CUT_FROM", refusal=_OWN_NETWORK,
     ),
     DrillKind.LATENCY: DrillRow(
-        "Delays all messages of one node", "nothing, or a suspect that recovers; no restart",
-        _any(NOTHING, SUSPECTED), DrillPlace.NOWHERE, names_node=False, restarts=False, simulated="DELAY",
-        refusal=_ONE_LOOPBACK,
+        f"Delays all that one node sends or gets by {LATENCY_S:g} s{_PASSES}",
+        "nothing, or a suspect that recovers; no restart", _any(NOTHING, SUSPECTED), DrillPlace.LOCAL,
+        names_node=False, restarts=False, simulated="DELAY", refusal=_OWN_NETWORK,
     ),
     DrillKind.SCANCEL: DrillRow(
         "Cancels the job from outside: scancel, or SIGTERM to gangrun run; this ends the run", "cancelled; no restart",
@@ -217,7 +216,8 @@ KINDS: Mapping[DrillKind, DrillRow] = {
 }  # fmt: skip
 # ``PASSES`` are undone after a while: a run directory that cannot be written holds no record of that before.
 DISK_KINDS = frozenset({DrillKind.FULL_DISK, DrillKind.READ_ONLY_DISK, DrillKind.STALLED_DISK})
-PASSES = DISK_KINDS | {DrillKind.CLOCK_JUMP}
+NETWORK_KINDS = frozenset({DrillKind.CUT, DrillKind.CUT_ONE_WAY, DrillKind.LATENCY})
+PASSES = DISK_KINDS | NETWORK_KINDS | {DrillKind.CLOCK_JUMP}
 OWN_RUN_WORDS = (
     "With --local each drill strikes a run of its own: three pretended hosts of one rank each, of which two are enough."
     " For xid and ecc it is one host with four played GPUs, two or three ranks and one spare GPU."

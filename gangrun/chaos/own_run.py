@@ -1,8 +1,8 @@
 """A small run of one's own for each drill: made, struck, ended, removed.
 
-It has what no other run may have: mounts that nobody else sees, a driver that is played, a sample script. Nothing of it
-stays: processes that outlive its end are counted, then killed. If this process is killed, the run's owner dies with it
-and a child removes the rest.
+It has what no other run may have: mounts and a network that nobody else sees, a driver that is played, a sample script.
+Nothing of it stays: processes that outlive its end are counted, then killed. If this process is killed, the run's owner
+dies with it and a child removes the rest.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from pathlib import Path
 import msgspec
 
 from gangrun.adapters.fs.disk import Disk
+from gangrun.adapters.local.hosts import in_place
+from gangrun.adapters.local.played_network import ASK, PlayedNetwork, own_networks
 from gangrun.adapters.local.played_world import (
     NotPossibleHere,
     PlayedClock,
@@ -28,7 +30,7 @@ from gangrun.adapters.local.played_world import (
     own_mounts,
     unmount,
 )
-from gangrun.chaos.kinds import DISK_KINDS, DrillKind
+from gangrun.chaos.kinds import DISK_KINDS, NETWORK_KINDS, DrillKind
 from gangrun.chaos.plan import Drill, DrillPlan
 from gangrun.chaos.score import DrillScore, Rehearsal, not_done
 from gangrun.chaos.stage import (
@@ -47,7 +49,7 @@ from gangrun.config import environment
 from gangrun.config.request import Request, resolved
 from gangrun.errors import UserError
 from gangrun.launch.create import unmade
-from gangrun.launch.local import begin
+from gangrun.launch.local import begin, nodes_of
 from gangrun.launch.stop import cancel
 from gangrun.node import processes
 from gangrun.runs.snapshot import read
@@ -67,12 +69,15 @@ _BOTH = {
 
 def rehearse_local(plan: DrillPlan, command: tuple[str, ...], say: Callable[[str], None]) -> Rehearsal:
     """Each drill on a small run of its own, on this machine. Nothing of it stays."""
-    if plan.kinds & DISK_KINDS:
+    for kinds, enter, hint in ((DISK_KINDS, own_mounts, ""), (NETWORK_KINDS, own_networks, f"{ASK}, or ")):
+        if not plan.kinds & kinds:
+            continue
         try:
-            own_mounts()
+            enter()
         except NotPossibleHere as error:
-            kinds = ", ".join(sorted(kind.value for kind in plan.kinds & DISK_KINDS))
-            raise UserError("refused", f"{kinds} cannot be done here: {error.strerror}", "leave them out") from error
+            names = ", ".join(sorted(kind.value for kind in plan.kinds & kinds))
+            words = f"{names} cannot be done here: {error.strerror}"
+            raise UserError("refused", words, f"{hint}leave them out") from error
     scores: list[DrillScore] = []
     for number, drill in enumerate(plan.drills, 1):
         try:
@@ -100,7 +105,7 @@ def own_run(drill: Drill, command: tuple[str, ...]) -> Iterator[Stage]:
         runs, drill_folder, checkpoints = (folder / name for name in ("runs", "drill", "checkpoints"))
         for one in (runs, drill_folder):
             one.mkdir(mode=0o700)
-        view, driver, clock, has_mounts = runs, None, None, drill.kind in DISK_KINDS
+        view, driver, clock, network, has_mounts = runs, None, None, None, drill.kind in DISK_KINDS
         if has_mounts:
             view = folder / "view"
             view.mkdir()
@@ -126,9 +131,15 @@ def own_run(drill: Drill, command: tuple[str, ...]) -> Iterator[Stage]:
         if not command:
             flags["checkpoint_dir"] = str(checkpoints)
         wish = resolved(Request(words=words, flags=flags, here=True), variables)
-        begun = begin(wish)
+        if drill.kind in NETWORK_KINDS:
+            network = PlayedNetwork.of(nodes_of(wish.settings), steady_now)
+            undo.callback(network.close)
+            wish = replace(wish, variables={**wish.variables, **network.environment()})
+        begun = begin(wish, network.on_host if network is not None else in_place)
+        if network is not None:
+            network.carry()
         paths = replace(begun, root=view / begun.run)
-        stage = Stage(paths, OwnWorld(drill_folder, begun.root, not command, driver, clock, has_mounts))
+        stage = Stage(paths, OwnWorld(drill_folder, begun.root, not command, driver, clock, network, has_mounts))
         undo.callback(unmade, Disk(), begun)
         undo.callback(_end, stage)
         with guarded(undo):

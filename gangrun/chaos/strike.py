@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from gangrun.adapters.local.played_network import PlayedNetwork
 from gangrun.adapters.local.played_world import PlayedClock, PlayedDriver, make_read_only, make_silent, unmount
 from gangrun.adapters.slurm.step import Unasked, Where, on_each
-from gangrun.chaos.kinds import CLOCK_JUMP_S, DrillKind
+from gangrun.chaos.kinds import CLOCK_JUMP_S, LATENCY_S, DrillKind
 from gangrun.chaos.plan import Drill
 from gangrun.chaos.score import Struck
 from gangrun.config import environment
@@ -71,13 +72,16 @@ SIGNAL_THERE = (
 
 @dataclass(frozen=True, slots=True)
 class OwnWorld:
-    """What a run of ``--local`` has besides: its folder for the sample script, its mounts, its driver, its clock."""
+    """What a run of ``--local`` has besides: its folder for the sample script, its mounts, its driver, its clock, its
+    network.
+    """
 
     drill_folder: Path
     run_root: Path  # as the run's own processes name it; mounts go over it
     sample: bool = False
     driver: PlayedDriver | None = None
     clock: PlayedClock | None = None
+    network: PlayedNetwork | None = None
     has_mounts: bool = False
 
 
@@ -119,8 +123,8 @@ class DrillStrike:
                 return self._end_job()
             case DrillKind.CLOCK_JUMP:
                 return self._clock()
-            case DrillKind.IB_DOWN | DrillKind.CUT | DrillKind.CUT_ONE_WAY | DrillKind.LATENCY:
-                raise _cannot(self.drill.kind.value, "no user can do it to real processes")
+            case DrillKind.CUT | DrillKind.CUT_ONE_WAY | DrillKind.LATENCY | DrillKind.IB_DOWN:
+                return self._network()
 
     # ---- whom --------------------------------------------------------------------------------------------------------
 
@@ -290,6 +294,22 @@ class DrillStrike:
             self.undo.callback(partial(processes.kill, proc, signal.SIGCONT))
         for proc in found:  # the warden first: it would take a stop of its children for their end
             processes.kill(proc, signal.SIGSTOP)
+        return struck
+
+    def _network(self) -> Struck:
+        """Not the supervisor's host: to a supervisor that is cut off all others are silent, and its journal says so."""
+        if self.own is None or self.own.network is None or self.drill.kind is DrillKind.IB_DOWN:
+            raise _cannot(self.drill.kind.value, "the run has no such network of its own")
+        one, network = self._rank_elsewhere(), self.own.network
+        self.undo.callback(network.heal)
+        if self.drill.kind is DrillKind.LATENCY:
+            struck = self._struck(f"all packets from and to {one.node} delayed by {LATENCY_S:g} s", one.node)
+            network.slow_down(one.node, LATENCY_S)
+            return struck
+        one_way = self.drill.kind is DrillKind.CUT_ONE_WAY
+        words = f"all packets from {one.node} dropped" if one_way else f"{one.node} cut off the network"
+        struck = self._struck(words, one.node)
+        network.cut(one.node, one_way=one_way)
         return struck
 
     def _rank_elsewhere(self) -> RankStatus:

@@ -32,7 +32,6 @@ from gangrun.adapters.fs.store import FsStore
 from gangrun.adapters.fs.terms import FsTerms
 from gangrun.adapters.local.validator import validator_of
 from gangrun.adapters.net.curve import read_client_key
-from gangrun.adapters.net.interface import LOOPBACK
 from gangrun.adapters.net.router import QueueMailbox, RouterRadio
 from gangrun.checkpoint.memory_tier.recover_from_memory import staging_of
 from gangrun.checkpoint.scan import naming_of
@@ -52,7 +51,7 @@ from gangrun.core.nodeset import unfold
 from gangrun.core.policy import Policy
 from gangrun.core.protocol import takeover as rules
 from gangrun.entry.checkpoint_service import CheckpointService, NodesVerification
-from gangrun.entry.wiring import STORAGE, clock_of, disk_of, own_address, tell, tell_dropped
+from gangrun.entry.wiring import STORAGE, clock_of, disk_of, local_addresses, own_address, tell, tell_dropped
 from gangrun.launch.node_history import OtherRuns
 from gangrun.node import processes
 from gangrun.ports import Item
@@ -289,7 +288,7 @@ def facts_of(
         job=arguments.job,
         seq=arguments.seq,
         node=arguments.node,
-        addresses={node: node for node in arguments.roster} or dict.fromkeys(spec.nodes, LOOPBACK),
+        addresses={node: node for node in arguments.roster} or local_addresses(spec, environment.all_variables()),
         resume_request=spec.resume,
         resumed=ResumeRequested(order.by, arguments.job, arguments.seq, order.request) if order else None,
         checkpoint=spec.checkpoint,
@@ -316,7 +315,7 @@ def policy_of(spec: RunSpec, order: ResumeOrder | None) -> Policy:
 
 
 def radio_of(
-    spec: RunSpec, client_public: str, greeter: Greeter, mailbox: QueueMailbox, now: Callable[[], float]
+    spec: RunSpec, node: str, client_public: str, greeter: Greeter, mailbox: QueueMailbox, now: Callable[[], float]
 ) -> RouterRadio:
     """The radio; what it hears goes into the mailbox, past the greeter."""
 
@@ -325,7 +324,8 @@ def radio_of(
             greeter.hear(item, radio)
         mailbox.post_many(items)
 
-    radio = RouterRadio(spec.run, client_public, own_address(spec, environment.all_variables()), heard, now)
+    address = own_address(spec, node, environment.all_variables())
+    radio = RouterRadio(spec.run, client_public, address, heard, now)
     return radio
 
 
@@ -388,7 +388,7 @@ def main(words: list[str]) -> int:
         order = known(lambda: read_resume_order(disk, paths, arguments.seq))
         policy = policy_of(spec, order)
         jobs = known(lambda: jobs_of(spec, paths, disk, clock, mailbox, policy, all_heard, arguments.roster))
-        radio = radio_of(spec, keys.public, greeter, mailbox, clock.now)
+        radio = radio_of(spec, arguments.node, keys.public, greeter, mailbox, clock.now)
         excludes = spec.is_scheduled and spec.health.enabled  # on one box there is no other node to take
         others = OtherRuns(spec.run, clock.wall, _say) if excludes else None
         facts = facts_of(arguments, spec, order, jobs.ask_why, mark_cancel, others.note if others else None)

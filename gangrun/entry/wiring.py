@@ -13,6 +13,7 @@ from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.local import validator
+from gangrun.adapters.local.played_network import ADDRESSES
 from gangrun.adapters.local.validator import CommandValidator
 from gangrun.adapters.net.interface import LOOPBACK, towards
 from gangrun.config import environment
@@ -42,9 +43,19 @@ def validator_of(argv: Sequence[str], within_s: float, directory: str | None) ->
     return validator.validator_of(argv, within_s, environment.all_variables(), directory)
 
 
-def own_address(spec: RunSpec, variables: Mapping[str, str]) -> str:
+def own_address(spec: RunSpec, node: str, variables: Mapping[str, str]) -> str:
     """Where this node's processes listen: to this box alone, or on the interface by which its job reached it."""
-    return LOOPBACK if spec.world == "local" else towards(job_variables.launch_address(variables))
+    if spec.world == "local":
+        return local_addresses(spec, variables)[node]
+    return towards(job_variables.launch_address(variables))
+
+
+def local_addresses(spec: RunSpec, variables: Mapping[str, str]) -> dict[str, str]:
+    """Where each host of this box listens: on loopback, unless a drill has given them a network of their own."""
+    played = variables.get(ADDRESSES, "").split(",")
+    if len(played) != len(spec.nodes) or not all(played):
+        return dict.fromkeys(spec.nodes, LOOPBACK)
+    return dict(zip(spec.nodes, played, strict=True))
 
 
 def own_command(entry: str, arguments: Sequence[str], python: str) -> list[str]:

@@ -22,7 +22,7 @@ from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaim, JobClaims, Taken
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.local import box
-from gangrun.adapters.local.hosts import LocalHosts
+from gangrun.adapters.local.hosts import LocalHosts, OnHost, in_place
 from gangrun.config.layers import Value
 from gangrun.config.request import ResolvedRequest, ranks_of
 from gangrun.core.text import counted
@@ -78,13 +78,13 @@ def start(wish: ResolvedRequest) -> int:
     return own_in_background(spec, paths, wish.everything, as_json=request.as_json)
 
 
-def begin(wish: ResolvedRequest) -> RunPaths:
+def begin(wish: ResolvedRequest, on_host: OnHost = in_place) -> RunPaths:
     """Make the run and have a child of this process own it. Nothing is shown, and the run dies with this process."""
     paths, spec = _made(wish)
 
     def owned(begun: Callable[[], None]) -> int:
         processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)  # its wardens then kill all that they have
-        return own(spec, paths, wish.everything, quiet=True, begun=begun)
+        return own(spec, paths, wish.everything, quiet=True, begun=begun, on_host=on_host)
 
     in_background(paths.owner_log, owned)
     return paths
@@ -178,6 +178,7 @@ def own(
     over: JobClaim | None = None,
     ready: Callable[[int], None] | None = None,
     begun: Callable[[], None] = lambda: None,
+    on_host: OnHost = in_place,
 ) -> int:
     """Hold the next job of this run on this box until it ends. ``over``: the owner of the last one, wherever it was, if
     that has ended. ``ready(seq)``, of a run that is taken up again, is called before anything is started,
@@ -212,7 +213,9 @@ def own(
         view.say(f"the run was on {over.host} before; its nodes keep their names: {', '.join(spec.nodes)}")
     job, seq = claimed.claim.job, claimed.claim.seq
     notifier = Notifier.of(spec, paths, variables)
-    owner = launcher(spec, paths, variables, view, job=job, seq=seq, terminal=terminal, spared=notifier.pids)
+    owner = launcher(
+        spec, paths, variables, view, job=job, seq=seq, terminal=terminal, spared=notifier.pids, on_host=on_host
+    )
     code, signals = owner.run(), owner.cancelling.signals
     view.let_go()
     if as_json:
@@ -255,6 +258,7 @@ def launcher(
     seq: int,
     terminal: DebugTerminal | None = None,
     spared: tuple[int, ...] = (),
+    on_host: OnHost = in_place,
 ) -> Launcher:
     """The owner of this run's processes on this box."""
     urgent: deque[str] = deque()
@@ -268,6 +272,7 @@ def launcher(
         logs={node: paths.process_log(node) for node in spec.nodes},
         hear=hears(view, urgent),
         spared=spared,
+        on_host=on_host,
     )
     return Launcher(paths, hosts, spec.nodes, view, urgent=urgent, disk=disk_of(paths), terminal=terminal)
 

@@ -28,6 +28,24 @@ STAYS = """
 import time
 time.sleep(600)
 """
+# A gang on gloo that saves nothing: all its steps are lost when it starts again.
+GLOO = """
+import time
+import torch
+import torch.distributed as dist
+import gangrun
+dist.init_process_group("gloo")
+step = 0
+while True:
+    seen = torch.ones(1000)
+    dist.all_reduce(seen)
+    assert int(seen[0]) == dist.get_world_size()
+    gangrun.step(step)
+    step += 1
+    time.sleep(0.05)
+"""
+# Root without rights, who may read what root may read: with user namespaces an ordinary user.
+ORDINARY = ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.getuid() == 0 else []
 
 
 # Prints how long each kind of wait for a fifth of a second took, by CLOCK_MONOTONIC.
@@ -124,6 +142,55 @@ def test_a_disk_of_ones_own_fails_in_a_mount_that_nobody_else_sees_and_is_whole_
     nothing_left(place)
 
 
+@pytest.mark.parametrize("kind", ["cut", "cut-one-way", "latency"])
+def test_an_ordinary_user_cuts_and_slows_a_network_that_real_collectives_use(place: Box, kind: str) -> None:
+    plan = place.folder / "plan.toml"
+    limits = 'noticed = "5s", recovery = "10s"' if kind == "latency" else "steps_lost = 100000"
+    plan.write_text(f'[[drill]]\nkind = "{kind}"\nsla = {{ {limits} }}\n')
+    words = ("chaos", "--local", "--json", "--plan", str(plan), "--", str(place.script(GLOO)))
+    done = subprocess.run(
+        [*ORDINARY, *gangrun(place.environment), *words], cwd=place.work, env=place.environment, capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (one,) = json.loads(done.stdout)["drills"]
+    if kind == "latency":
+        assert one["concluded"] in ("nothing", "node suspected") and one["done"].endswith("delayed by 0.5 s")
+    else:
+        assert (one["concluded"], one["nodes"]) == ("node silent", [one["node"]])
+        assert one["noticed_s"] < one["recovery_s"] < 60
+    assert (one["orphans"], one["leaked_allocations"]) == (0, 0)
+    nothing_left(place)
+
+
+def test_the_host_of_the_supervisor_is_not_cut_off(place: Box) -> None:
+    plan, host = place.folder / "plan.toml", f"{host_name()}-0"  # the first supervisor is there
+    plan.write_text(f'[[drill]]\nkind = "cut"\nnode = "{host}"\n')
+    done = place.gangrun("chaos", "--local", "--plan", str(plan), check=False)
+    assert done.returncode == 2 and f"{host}: the supervisor is there; name another host" in done.stderr, done.stderr
+    nothing_left(place)
+
+
+@pytest.mark.parametrize(
+    ("missing", "why"),
+    [
+        ("mount -t tmpfs none /dev/net", "/dev/net/tun: No such file or directory"),
+        ("echo 0 > /proc/sys/user/max_net_namespaces", "unshare: No space left on device"),
+    ],
+)
+def test_where_users_get_no_network_a_cut_is_refused_before_anything_starts(place: Box, missing: str, why: str) -> None:
+    command = [*gangrun(place.environment), "chaos", "--local", "--kind", "kill-rank", "--kind", "cut"]
+    done = subprocess.run(
+        ["unshare", "-Urm", "sh", "-ec", f'{missing}\nexec "$@"', "sh", *command], cwd=place.work,
+        env=place.environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and not done.stdout, done.stdout + done.stderr
+    assert f"cut cannot be done here: this machine gives no networks of their own to its users ({why})" in done.stderr
+    assert "ask its administrator to allow user namespaces and to let users open /dev/net/tun" in done.stderr
+    assert "Traceback" not in done.stderr and "drill 1, " not in done.stderr
+    nothing_left(place)
+
+
 @pytest.mark.compiler
 def test_a_wall_clock_that_jumps_ahead_and_back_is_no_failure(place: Box) -> None:
     """The ranks step on in both directions, which shows that every wait ends when it should."""
@@ -171,7 +238,9 @@ def test_without_a_compiler_what_is_played_is_refused(place: Box, kind: str) -> 
     nothing_left(place)
 
 
-@pytest.mark.parametrize(("kind", "sign"), [("stop-node", signal.SIGKILL), ("slow-rank", signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("kind", "sign"), [("stop-node", signal.SIGKILL), ("slow-rank", signal.SIGINT), ("cut", signal.SIGKILL)]
+)
 def test_whoever_ends_the_drill_in_the_middle_nothing_stays(place: Box, kind: str, sign: signal.Signals) -> None:
     """What is stopped does not hear that it is to end: somebody has to wake it first."""
     command = [*gangrun(place.environment), "chaos", "--local", "--kind", kind]

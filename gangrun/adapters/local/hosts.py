@@ -20,6 +20,14 @@ from pathlib import Path
 from gangrun.node import processes, warden
 
 KEPT_MAX_COUNT = 1000  # pieces of words that wait for the disk
+StartsWarden = Callable[[], subprocess.Popen[bytes]]
+OnHost = Callable[[str, StartsWarden], subprocess.Popen[bytes]]
+
+
+def in_place(node: str, start: StartsWarden) -> subprocess.Popen[bytes]:
+    """All hosts are on the network of this process."""
+    del node
+    return start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,7 @@ class LocalHosts:
     logs: Mapping[str, Path]
     hear: Callable[[str], bool] = lambda line: True  # each line they say; whether to keep it. Called from threads
     spared: tuple[int, ...] = ()  # other children of this process
+    on_host: OnHost = in_place  # has each warden started on its network
     _pumps: list[threading.Thread] = field(default_factory=list)
     _children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _life_read: int = -1
@@ -55,8 +64,9 @@ class LocalHosts:
         spec = {**self.specs[node], "life_fd": self._life_read, "previous_died": previous_died}
         words_read, words_write = os.pipe()
         os.set_blocking(words_write, False)  # whoever speaks must not wait for us, nor for our disk
-        try:
-            self._children[node] = subprocess.Popen(
+
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
                 warden.argv(self.python, spec),
                 stdin=subprocess.DEVNULL,
                 stdout=words_write,
@@ -65,6 +75,9 @@ class LocalHosts:
                 pass_fds=(self._life_read,),
                 start_new_session=True,
             )
+
+        try:
+            self._children[node] = self.on_host(node, start)
         finally:
             os.close(words_write)
         pump = threading.Thread(target=self._pump, args=(words_read, self.logs[node]), name="words", daemon=True)

@@ -31,21 +31,26 @@ class NotPossibleHere(OSError):
 
 def own_mounts() -> None:
     """From now on mounts of this process are seen by its children only. To be called before any thread is started."""
-    uid, gid = os.getuid(), os.getgid()
     try:
-        if uid == 0:
+        if os.getuid() == 0:
             with contextlib.suppress(OSError):
-                _unshare(CLONE_NEWNS)
+                unshare(CLONE_NEWNS)
                 _mount("none", "/", "", MS_REC | MS_PRIVATE, "")
                 return
-        _unshare(CLONE_NEWUSER | CLONE_NEWNS)
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+        own_user(CLONE_NEWNS)
         _mount("none", "/", "", MS_REC | MS_PRIVATE, "")
     except OSError as error:
         words = f"this machine gives no mounts of their own to its users ({error.strerror})"
         raise NotPossibleHere(error.errno, words) from error
+
+
+def own_user(more: int = 0) -> None:
+    """Enter a user namespace in which this process keeps its number, and ``more`` namespaces that belong to it."""
+    uid, gid = os.getuid(), os.getgid()
+    unshare(CLONE_NEWUSER | more)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
 
 
 def mount_memory(folder: Path, size_bytes: int) -> None:
@@ -89,7 +94,8 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _unshare(flags: int) -> None:
+def unshare(flags: int) -> None:
+    """Give this thread new namespaces of these kinds."""
     if _libc().unshare(flags) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "unshare")
 

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
@@ -27,9 +28,12 @@ from gangrun.core.events import ActDone, ActFailed, Stamped
 from gangrun.core.model import Phase
 from gangrun.core.nodeset import NodesetError, unfold
 from gangrun.core.policy import Policy
-from gangrun.launch.slurm_batch_job import Absent, AbsentWatch, BatchJobs
+from gangrun.launch.slurm_batch_job import Absent, AbsentWatch
 from gangrun.runs.saves import read_saves
 from gangrun.wire.submission import Requeue, Submission, comment
+
+if TYPE_CHECKING:
+    from gangrun.launch.executor import BatchExecutor
 
 LEAD_SLACK_S = 15.0
 DOWN_WITHIN_S = 5.0
@@ -148,13 +152,20 @@ def side_of(
     """Everything put together, nothing started. ``directory``: that of the checkpoints."""
     submission = read_submission(disk, paths)
     tools = Tools(environment.all_variables())
-    scheduler, batches = SlurmScheduler(tools), BatchJobs(paths, submission, tools)
+    scheduler = SlurmScheduler(tools)
+
+    def executor() -> BatchExecutor:
+        """One for each request, as two threads ask; submitit is loaded by then."""
+        from gangrun.launch.executor import BatchExecutor
+
+        return BatchExecutor(paths, submission, tools)
 
     def absent(node: Absent) -> None:
         mailbox.post(Stamped(events.NodeAbsent(node.node, node.why, node.scheduler)))
 
     jobs = SlurmJobs(
-        scheduler, batches.submit, run=paths.run, job_name=submission.job_name, job=claim.job,
+        scheduler, lambda *asked: executor().submit_job(*asked), run=paths.run, job_name=submission.job_name,
+        job=claim.job,
         restarts_count=claim.restart, post=mailbox.post, all_heard=all_heard, clock=clock, say=say,
         cancelled=lambda: read_cancelled(disk, paths) is not None,
         same_job=submission.requeue is Requeue.SAME_JOB,
@@ -178,7 +189,8 @@ def side_of(
     if policy.refill_wait_s is not None:
         resubmits = submission.requeue is Requeue.RESUBMIT
         refills = SlurmRefills(
-            scheduler, batches.refill, run=paths.run, job_name=submission.job_name, post=mailbox.post, clock=clock,
+            scheduler, lambda *asked: executor().submit_refill(*asked), run=paths.run, job_name=submission.job_name,
+            post=mailbox.post, clock=clock,
             cancelled=lambda: read_cancelled(disk, paths) is not None, say=say, job_left_s=watch.left_s,
             why_not="" if resubmits else "this run submits no jobs of its own",
         )  # fmt: skip

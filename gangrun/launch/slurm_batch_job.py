@@ -1,7 +1,4 @@
-"""A batch job of a run: how it is asked for, what its environment tells, and which of its nodes never came.
-
-``gangrun submit`` asks for job 0, the supervisor of one job for the next, ``gangrun resume`` for one more: all by the
-same ``submission.json``. Nothing of submitit is loaded before something is submitted.
+"""A batch job of a run: what its environment tells, and which of its nodes never came.
 
 srun's words and a node's last ones reach the job's launcher only. It notes them in a file beside the job's claim, where
 the supervisor reads them, so that the reason that people read says why a node is missing.
@@ -11,22 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from gangrun.adapters.fs.disk import Disk
-from gangrun.adapters.fs.job_claims import note_job_id
-from gangrun.adapters.fs.run_dir import RunPaths, read_submission
-from gangrun.adapters.slurm.commands import Tools
+from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.core.model import Failure
 from gangrun.core.nodeset import unfold
-from gangrun.entry.wiring import own_command
 from gangrun.runs.job_queue import stopped_note
 from gangrun.wire import job_variables
-from gangrun.wire.submission import Submission, refill_submission
+from gangrun.wire.submission import Submission
 
 LOOK_EVERY_S = 0.5
 EXIT_CANCELLED = 130
@@ -58,61 +52,6 @@ def allocation_of(variables: Mapping[str, str], host: str) -> Allocation:
 def srun_options(submission: Submission) -> tuple[str, ...]:
     """What the user asked of srun besides."""
     return tuple(f"--{key}" if value is None else f"--{key}={value}" for key, value in submission.srun)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchJobs:
-    """Writes and sends batch scripts of one run. Raises what ``adapters.slurm.submission`` raises."""
-
-    paths: RunPaths
-    submission: Submission
-    tools: Tools
-    hear: Callable[[str], None] = lambda words: None  # what sbatch says beside the job's number
-
-    def command(self, seq: int) -> list[str]:
-        """What the batch script of job ``seq`` becomes."""
-        arguments = ["--run-dir", str(self.paths.root), "--seq", str(seq)]
-        return own_command("gangrun.entry.slurm_job", arguments, self.submission.python)
-
-    def when_stopped(self, seq: int) -> list[str]:
-        """What tells people if the batch script of job ``seq`` stops before that."""
-        arguments = ["--run-dir", str(self.paths.root), "--stopped", str(seq)]
-        told = own_command("gangrun.entry.notifier", arguments, self.submission.python)
-        return told if self.submission.tells_people else []
-
-    def script(self, seq: int, exclude: Sequence[str] = (), dependency: str = "") -> str:
-        """The exact text."""
-        from gangrun.adapters.slurm.submission import script
-
-        return script(
-            self.submission, self.paths, seq, self.command(seq),
-            exclude=exclude, dependency=dependency, when_stopped=self.when_stopped(seq),
-        )  # fmt: skip
-
-    def submit(self, seq: int, exclude: Sequence[str] = (), dependency: str = "") -> str:
-        """Send it; the job id."""
-        from gangrun.adapters.slurm.submission import submit
-
-        job = submit(
-            self.submission, self.paths, seq, self.command(seq), self.tools,
-            exclude=exclude, dependency=dependency, when_stopped=self.when_stopped(seq), hear=self.hear,
-        )  # fmt: skip
-        note_job_id(self.paths, seq, job)
-        return job
-
-    def refill(self, seq: int, number: int, exclude: Sequence[str], left_s: float | None) -> str:
-        """Send refill ``number`` of job ``seq``, which has ``left_s`` until its time limit; the refill's job id."""
-        from gangrun.adapters.slurm.submission import submit
-
-        arguments = ["--run-dir", str(self.paths.root), "--seq", str(seq), "--number", str(number)]
-        command = own_command("gangrun.entry.slurm_refill", arguments, self.submission.python)
-        asked = refill_submission(self.submission, left_s)
-        return submit(asked, self.paths, seq, command, self.tools, exclude=exclude, hear=self.hear, refill=number)
-
-
-def batch_jobs(paths: RunPaths, tools: Tools) -> BatchJobs:
-    """Those of a run that was submitted; ``RunDirError`` or ``SubmissionError`` where it was not, or is damaged."""
-    return BatchJobs(paths, read_submission(Disk(), paths), tools)
 
 
 def note_stopped(paths: RunPaths, disk: Disk, seq: int, why: str, cause: Failure) -> None:

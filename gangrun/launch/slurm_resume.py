@@ -13,15 +13,22 @@ import msgspec
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.job_claims import JobClaims
-from gangrun.adapters.fs.run_dir import ResumeOrder, RunDirError, clear_cancelled, mark_cancelled, read_cancelled
+from gangrun.adapters.fs.run_dir import (
+    ResumeOrder,
+    RunDirError,
+    clear_cancelled,
+    mark_cancelled,
+    read_cancelled,
+    read_submission,
+)
 from gangrun.adapters.slurm.scheduler import SchedulerRefused, SchedulerSilent, SlurmScheduler
 from gangrun.core.nodes.quarantine import if_booted
 from gangrun.core.nodeset import fold
 from gangrun.display.text import clean, echo_json
 from gangrun.errors import DONE, SCHEDULER, UNKNOWN, UserError
 from gangrun.launch.create import put_in_index
+from gangrun.launch.executor import BatchExecutor
 from gangrun.launch.slurm_ask import standing, tools_of
-from gangrun.launch.slurm_batch_job import BatchJobs, batch_jobs
 from gangrun.launch.slurm_submit import sent, tell_of_company
 from gangrun.runs.job_queue import HELD_BY_OTHERS, Queue, RunJob, active_words, waiting_words
 from gangrun.runs.jobs import scheduler_of
@@ -116,14 +123,15 @@ def _free(reading: RunSnapshot) -> Queue:
         pause(LOOK_EVERY_S)
 
 
-def _batch_jobs(reading: RunSnapshot, variables: Mapping[str, str]) -> BatchJobs:
+def _batch_jobs(reading: RunSnapshot, variables: Mapping[str, str]) -> BatchExecutor:
     try:
-        return batch_jobs(reading.paths, tools_of(variables))
+        submission = read_submission(Disk(), reading.paths)
     except RunDirError as error:
         words = f"{clean(reading.spec.run)} was not submitted: it ran in an allocation of its user"
         raise UserError("slurm", words, "gangrun submit starts a new run with jobs of its own") from error
     except SubmissionError as error:
         raise UserError("slurm", f"{clean(reading.spec.run)}: {clean(str(error))}", "", UNKNOWN) from error
+    return BatchExecutor(reading.paths, submission, tools_of(variables))
 
 
 def _next_place(reading: RunSnapshot, queue: Queue) -> int:
@@ -135,7 +143,7 @@ def _next_place(reading: RunSnapshot, queue: Queue) -> int:
 
 
 def _release(
-    reading: RunSnapshot, jobs: BatchJobs, held: RunJob, order: ResumeOrder,
+    reading: RunSnapshot, jobs: BatchExecutor, held: RunJob, order: ResumeOrder,
     leave: Leave, *, as_json: bool,
 ) -> int:  # fmt: skip
     run, scheduler = clean(reading.spec.run), scheduler_of(jobs.tools)
@@ -163,7 +171,7 @@ def _release(
     return _tell(reading, jobs, held, f"job {held.job} is released; it was held ({held.held})", as_json=as_json)
 
 
-def _tell(reading: RunSnapshot, jobs: BatchJobs, job: RunJob, words: str, *, as_json: bool) -> int:
+def _tell(reading: RunSnapshot, jobs: BatchExecutor, job: RunJob, words: str, *, as_json: bool) -> int:
     spec, now = reading.spec, standing(jobs.tools, job.job)
     if as_json:
         echo_json(

@@ -11,7 +11,7 @@ import pwd
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,7 @@ from gangrun.adapters.fs.run_dir import (
     write_submission,
 )
 from gangrun.adapters.slurm.commands import NOT_FOUND
+from gangrun.adapters.slurm.submission import NoSbatch, SbatchRefused, Unfit, Unknown
 from gangrun.checkpoint.scan import StorageUnreadable, list_steps, naming_of, strangers
 from gangrun.config.request import Request, ResolvedRequest, ranks_of
 from gangrun.config.slurm_options import gpus_count, spares_count
@@ -43,10 +44,10 @@ from gangrun.errors import SCHEDULER, UNKNOWN, UserError
 from gangrun.frameworks import layouts
 from gangrun.launch.create import make_run, put_in_index
 from gangrun.launch.exclusive import words_of_company
+from gangrun.launch.executor import BatchExecutor
 from gangrun.launch.node_history import heeded
 from gangrun.launch.notifier import refuse_unusable
 from gangrun.launch.slurm_ask import LOOK_FOR_S, Standing, standing, tools_of, whatever_came
-from gangrun.launch.slurm_batch_job import BatchJobs
 from gangrun.runs.jobs import scheduler_of
 from gangrun.runs.locate import entries_of
 from gangrun.runs.status import SCHEMA
@@ -116,7 +117,10 @@ def dry(found: ResolvedRequest) -> int:
     wish = _wish(found, wall_now())
     refuse_unusable(found.value("notify"))
     paths = RunPaths(found.runs_dir / make_run_id(wish.draft.created_wall, os.urandom(SUFFIX_BYTES)))
-    text = _fitting(lambda: _jobs(wish, paths).script(0))
+    try:
+        text = _jobs(wish, paths).script(0)
+    except Unfit as error:
+        raise UserError("usage", str(error)) from error
     if found.request.as_json:
         echo_json(DryRun(script=text))
     else:
@@ -232,9 +236,9 @@ def job_name(name: str, run: str) -> str:
     return f"{plain or 'run'}.{run}"
 
 
-def _jobs(wish: PendingRun, paths: RunPaths) -> BatchJobs:
+def _jobs(wish: PendingRun, paths: RunPaths) -> BatchExecutor:
     submission = msgspec.structs.replace(wish.submission, job_name=job_name(wish.draft.name, paths.run))
-    return BatchJobs(paths, submission, tools_of(wish.resolved.everything), _repeat)
+    return BatchExecutor(paths, submission, tools_of(wish.resolved.everything), _repeat)
 
 
 def _repeat(words: str) -> None:
@@ -242,21 +246,12 @@ def _repeat(words: str) -> None:
     click.echo(f"gangrun: sbatch says: {clean(words)}", err=True)
 
 
-def _fitting(act: Callable[[], str]) -> str:
-    from gangrun.adapters.slurm.submission import Unfit
-
+def sent(jobs: BatchExecutor, spec: RunSpec, seq: int = 0, exclude: Sequence[str] = ()) -> str:
+    """The job id, or what went wrong in words; code UNKNOWN where a job may exist all the same."""
     try:
-        return act()
+        return jobs.submit_job(seq, exclude)
     except Unfit as error:
         raise UserError("usage", str(error)) from error
-
-
-def sent(jobs: BatchJobs, spec: RunSpec, seq: int = 0, exclude: Sequence[str] = ()) -> str:
-    """The job id, or what went wrong in words; code UNKNOWN where a job may exist all the same."""
-    from gangrun.adapters.slurm.submission import NoSbatch, SbatchRefused, Unknown
-
-    try:
-        return _fitting(lambda: jobs.submit(seq, exclude))
     except NoSbatch as error:
         hint = "submit from a login node of the cluster; gangrun run trains on this machine"
         raise UserError("slurm", f"Slurm cannot be asked: {error}", hint, SCHEDULER) from error

@@ -5,17 +5,20 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from submitit.core.utils import FailedSubmissionError
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import RunPaths, read_spec, read_submission
 from gangrun.adapters.slurm.scheduler import COLUMNS
 from gangrun.launch import slurm_submit
-from gangrun.launch.slurm_batch_job import BatchJobs
+from gangrun.launch.executor import BatchExecutor
+from gangrun.submitit import GangExecutor
 from gangrun.wire.submission import Requeue
 from tests.command_line import Call
 from tests.slurm_parts.scripts import options
@@ -234,7 +237,7 @@ def test_ctrl_c_while_it_is_submitted(tools: Path, home: Path, gangrun: Call, mo
     def interrupted(*_: Any) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(BatchJobs, "submit", interrupted)
+    monkeypatch.setattr(BatchExecutor, "submit_job", interrupted)
     said = gangrun("submit", "train.py")
     assert said.code == 130
     assert json.loads(the_run(home).cancelled.read_text())["by"].startswith("Ctrl-C")
@@ -329,3 +332,30 @@ def test_one_cpu_for_many_ranks(tools: Path, home: Path, gangrun: Call) -> None:
     for more in (("-c", "16"), ("--exclusive",), ("--sbatch", "cpus-per-gpu=4")):
         assert "one CPU" not in gangrun(*eight, *more, "train.py").err
     assert "one CPU" not in gangrun("submit", "--dry-run", "train.py").err
+
+
+def test_a_function_is_submitted_as_a_command_is_and_by_no_other_process(tools: Path, home: Path) -> None:
+    """PATH holds no program but sbatch."""
+    executor = GangExecutor(home / "pickles", here=False)
+    executor.update_parameters(
+        tasks_per_node=2, cpus_per_task=3, mem_gb=4, partition="gpu", no_health=True, max_restarts=1
+    )
+    with pytest.raises(
+        FailedSubmissionError, match=r"^gangrun: Slurm cannot be asked: there is no sbatch .*\n  submit from"
+    ):
+        executor.submit(max, 1, 2)
+    tool(tools, "sbatch", f'echo "{FAILED}Invalid qos specification" >&2; exit 1')
+    with pytest.raises(FailedSubmissionError, match=r"Slurm refused the job: .* Invalid qos specification\n  sacctmgr"):
+        executor.submit(max, 1, 2)
+    assert left(home) == ["pickles"]
+    tool(tools, "sbatch", "echo Submitted batch job 18")
+    job = executor.submit(max, 1, 2)
+    paths = the_run(home)
+    spec = read_spec(Disk(), paths)
+    assert (job.job_id, job.num_tasks) == (paths.run, 2)
+    assert spec.command == (sys.executable, "-m", "submitit.core._submit", str(home / "pickles"))
+    assert (spec.ranks_per_slot, spec.policy.restarts_max_count, spec.health.enabled) == (2, 1, False)
+    assert spec.environment == {"SUBMITIT_EXECUTOR": "gangrun"}
+    assert job.paths.submitted_pickle.exists()
+    found = options(job.paths.submission_file.read_text())
+    assert (found["partition"], found["cpus-per-task"], found["mem"]) == ("gpu", "6", "4G")

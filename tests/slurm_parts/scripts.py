@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gangrun.adapters.fs.run_dir import RunPaths
+from gangrun.adapters.slurm.commands import Tools
+from gangrun.adapters.slurm.submission import options as told
+from gangrun.launch.executor import BatchExecutor
 from gangrun.wire.submission import Submission
 
 RUN = "20261121-065001-k3f9x"
@@ -22,6 +25,12 @@ def asked(**more: object) -> Submission:
         "working_directory": "/w",
     }
     return Submission(**{**least, **more})
+
+
+def script(submission: Submission, paths: RunPaths, seq: int, command: list[str], **more: Any) -> str:
+    """The text for a command of the test's own."""
+    executor = BatchExecutor(paths, submission, Tools({}))
+    return executor.text(submission, command, told(submission, paths, seq, **more))
 
 
 def options(script: str) -> dict[str, str | None]:

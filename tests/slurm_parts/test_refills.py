@@ -9,12 +9,12 @@ import pytest
 
 from gangrun.adapters.slurm.refills import SlurmRefills
 from gangrun.adapters.slurm.scheduler import SlurmScheduler
-from gangrun.adapters.slurm.submission import SbatchRefused, Unknown, script
+from gangrun.adapters.slurm.submission import SbatchRefused, Unknown
 from gangrun.core.actions import CancelRefill, SubmitRefill
 from gangrun.core.events import RefillEnded, RefillQueued, RefillUnknown
 from gangrun.wire.submission import Requeue, refill_comment, refill_of, refill_submission
 from tests.slurm_parts.pretend import PretendJob, PretendSlurm, PretendTime
-from tests.slurm_parts.scripts import RUN, asked, made, options
+from tests.slurm_parts.scripts import RUN, asked, made, options, script
 
 ASK = SubmitRefill(2, 0, ("n1", "n2"), "a node of this job is missing")
 NAME = "train.r1-refill"

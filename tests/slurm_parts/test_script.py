@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 
 from gangrun.adapters.fs.run_dir import RunPaths
 from gangrun.adapters.slurm.commands import NOT_FOUND, Answer
-from gangrun.adapters.slurm.submission import NoSbatch, SbatchRefused, Unfit, Unknown, script, submit, words_of
+from gangrun.adapters.slurm.submission import NoSbatch, SbatchRefused, Unfit, Unknown, words_of
+from gangrun.launch.executor import BatchExecutor
 from gangrun.wire.submission import Requeue, Submission
-from tests.slurm_parts.scripts import RUN, asked, made, options, run_by_hand
+from tests.slurm_parts.scripts import RUN, asked, made, options, run_by_hand, script
 
 PATHS = RunPaths(Path("/runs") / RUN)
 COMMAND = ["/usr/bin/python3", "-I", "-c", "import sys", "--run-dir", "/runs"]
@@ -211,17 +213,21 @@ class Sbatch:
         return self.answer
 
 
+def executor(paths: RunPaths, sbatch: Sbatch, hear: Callable[[str], None] = lambda words: None) -> BatchExecutor:
+    return BatchExecutor(paths, asked(), sbatch, hear)  # type: ignore[arg-type]
+
+
 def test_what_is_sent_is_kept_and_the_job_id_is_read(tmp_path: Path) -> None:
     paths = made(tmp_path)
     noise = Answer(0, "Checking job 9 of yours\nSubmitted batch job 17 on cluster x\n", "sbatch: a word of the site\n")
     sbatch = Sbatch(noise)
     heard: list[str] = []
     for _ in range(2):
-        assert submit(asked(), paths, 4, COMMAND, sbatch, exclude=("n1",), hear=heard.append) == "17"
+        assert executor(paths, sbatch, heard.append).submit_job(4, ("n1",)) == "17"
     assert heard == ["a word of the site"] * 2
-    assert sbatch.sent == text(asked(), paths=paths, seq=4, exclude=("n1",))
+    assert sbatch.sent == executor(paths, sbatch).script(4, ("n1",))
     assert sbatch.within_s == 60.0
-    assert [one.name for one in paths.batch_scripts.iterdir()] == ["job-4.sh"]
+    assert {one.name for one in paths.batch_scripts.iterdir()} == {"job-4.sh", "job-4.number"}
 
 
 ERROR = "sbatch: error: Batch job submission failed: "
@@ -255,10 +261,10 @@ def test_a_job_that_was_not_made_is_told_from_one_that_may_be(
     answer: Answer, kind: type[Exception], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(kind, match=words):
-        submit(asked(), made(tmp_path), 0, COMMAND, Sbatch(answer))
+        executor(made(tmp_path), Sbatch(answer)).submit_job(0)
     assert words_of(answer)
 
 
 def test_cut_short_after_it_said_the_number(tmp_path: Path) -> None:
     late = Answer(-9, "Submitted batch job 18\n", "", True)
-    assert submit(asked(), made(tmp_path), 0, COMMAND, Sbatch(late)) == "18"
+    assert executor(made(tmp_path), Sbatch(late)).submit_job(0) == "18"

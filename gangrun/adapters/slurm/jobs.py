@@ -33,7 +33,7 @@ Asked = TypeVar("Asked")
 
 
 class Submit(Protocol):
-    """``submission.submit`` with the run filled in."""
+    """``BatchExecutor.submit_job``."""
 
     def __call__(self, seq: int, exclude: Sequence[str], dependency: str) -> str:
         """The job id; ``SbatchRefused``: none was made; ``Unknown``: one may have been."""

@@ -31,7 +31,7 @@ RefillOutcome = RefillQueued | RefillUnknown | RefillEnded
 
 
 class SubmitOneNode(Protocol):
-    """``BatchJobs.refill``."""
+    """``BatchExecutor.submit_refill``."""
 
     def __call__(self, seq: int, number: int, exclude: Sequence[str], left_s: float | None) -> str:
         """The job id; ``SbatchRefused``: none was made; ``Unknown``: one may have been.

@@ -1,4 +1,4 @@
-"""The batch script of a job, and how sbatch gets it.
+"""What a batch script holds, and what sbatch's answer means; ``launch.executor`` puts both together.
 
 submitit writes the script. Overridden are its ways that would hurt a run: --signal (kills ranks), --wckey, a time limit
 of five minutes, file names made after sbatch returned, setup lines whose failure nobody notices, and sbatch without a
@@ -11,11 +11,9 @@ import os
 import re
 import shlex
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
-
-import submitit
+from typing import Any, Protocol
 
 from gangrun.adapters.slurm.commands import NOT_FOUND, Answer
 from gangrun.core.nodeset import NodesetError, fold, unfold
@@ -77,37 +75,29 @@ class Places(Protocol):
         """The same of a refill's script."""
 
 
-class Runs(Protocol):
-    """What starts sbatch (``commands.Tools``)."""
-
-    def run(self, argv: Sequence[str], within_s: float) -> Answer:
-        """To its end or to the deadline."""
-
-
-def script(
-    submission: Submission, places: Places, seq: int, command: Sequence[str], *,
+def options(
+    submission: Submission, places: Places, seq: int, *,
     exclude: Sequence[str] = (), dependency: str = "", when_stopped: Sequence[str] = (), refill: int = 0,
-) -> str:  # fmt: skip
-    """The exact text for job ``seq``, which ends by becoming ``command``; ``Unfit`` where it cannot be written.
+) -> dict[str, Any]:  # fmt: skip
+    """What submitit's executor is told for the script of job ``seq``; ``Unfit`` where no script can hold it.
 
-    ``when_stopped``: the command that is run if it stops before that. ``refill``: it is for that one instead, and
+    ``when_stopped``: the command that is run if the script stops early. ``refill``: it is for that one instead, and
     ``submission`` is a ``refill_submission``.
     """
     asked = _asked(submission, seq if not refill else seq + 1, exclude, dependency)  # as what is not the first job
     for key, value in {**asked, "job-name": submission.job_name, "chdir": submission.working_directory}.items():
         _fit(key, value)
-    executor = _Executor(places.batch_scripts)
-    executor.update_parameters(
-        job_name=_word(submission.job_name),
-        nodes=submission.nodes_count,
-        ntasks_per_node=1,
-        comment=refill_comment(places.run, seq, refill) if refill else comment(places.run, seq),
-        time=None,
-        wckey=None,
-        use_srun=False,
-        stderr_to_stdout=True,
-        setup=_setup(submission, places.refill_failed(refill) if refill else places.setup_failed(seq), when_stopped),
-        additional_parameters={
+    return {
+        "job_name": _word(submission.job_name),
+        "nodes": submission.nodes_count,
+        "ntasks_per_node": 1,
+        "comment": refill_comment(places.run, seq, refill) if refill else comment(places.run, seq),
+        "time": None,
+        "wckey": None,
+        "use_srun": False,
+        "stderr_to_stdout": True,
+        "setup": _setup(submission, places.refill_failed(refill) if refill else places.setup_failed(seq), when_stopped),
+        "additional_parameters": {
             **{key: True if value is None else _word(value) for key, value in asked.items()},
             "signal": HARMLESS_SIGNAL,
             "output": _output(places),
@@ -115,35 +105,21 @@ def script(
             "no-kill": True,
             "requeue" if submission.requeue is Requeue.SAME_JOB else "no-requeue": True,
         },
-    )
+    }
+
+
+def last_lines(submission: Submission, command: Sequence[str]) -> str:
+    """The script becomes ``command``. submitit's mark is taken away: a script that uses submitit would heed it."""
     line = f' --directory "$PWD" -- {submission.line}' if submission.line else ""
-    text = executor.text(shlex.join(command) + line)
-    _readable(text)
-    return text
+    return f"unset SUBMITIT_EXECUTOR\nexec {shlex.join(command)}{line}"
 
 
-def submit(
-    submission: Submission, places: Places, seq: int, command: Sequence[str], tools: Runs, *,
-    exclude: Sequence[str] = (), dependency: str = "", when_stopped: Sequence[str] = (),
-    hear: Callable[[str], None] = lambda words: None, refill: int = 0,
-) -> str:  # fmt: skip
-    """Send job ``seq``; its job id. ``SbatchRefused``: no job exists; ``Unknown``: one may; or ``Unfit``, ``OSError``.
-
-    ``hear`` gets what sbatch had to say although it took the job.
-    """
-    text = script(
-        submission, places, seq, command,
-        exclude=exclude, dependency=dependency, when_stopped=when_stopped, refill=refill,
-    )  # fmt: skip
-    path = _written(places.batch_scripts, f"refill-{refill}.sh" if refill else f"job-{seq}.sh", text)
-    executor = _Executor(places.batch_scripts)
-    answer = tools.run(executor.sbatch(path), SENT_WITHIN_S)
+def job_of(answer: Answer) -> str:
+    """The job id that sbatch tells. ``SbatchRefused``: no job exists; ``Unknown``: one may."""
     found = _SUBMITTED.search(answer.out)
-    words = words_of(answer)
     if found is not None:  # even if it was cut short after that
-        if answer.err.strip():
-            hear(words)
         return found.group(1)
+    words = words_of(answer)
     if answer.code == NOT_FOUND:
         raise NoSbatch(words)
     halfway = any(sign in words.lower() for sign in _HALFWAY)
@@ -157,23 +133,6 @@ def words_of(answer: Answer) -> str:
     said = answer.err.strip() or answer.out.strip()
     lines = (_PREFIX.sub("", line.strip()) for line in said.splitlines())
     return "; ".join(dict.fromkeys(line for line in lines if line)) or f"exit code {answer.code}"
-
-
-class _Executor(submitit.SlurmExecutor):  # type: ignore[misc] # submitit has no types
-    """submitit's, on a host that need not have Slurm."""
-
-    @classmethod
-    def affinity(cls) -> int:
-        return 2
-
-    def text(self, command: str) -> str:
-        """The batch script. submitit's mark is taken away again: a script that uses submitit would heed it."""
-        lines = f"unset SUBMITIT_EXECUTOR\nexec {command}"
-        return str(self._make_submission_file_text(lines, "")).rstrip("\n") + "\n"
-
-    def sbatch(self, path: Path) -> list[str]:
-        """The command that sends it."""
-        return [str(word) for word in self._make_submission_command(path)]
 
 
 def _without(nodelist: str, exclude: Sequence[str]) -> str:
@@ -213,8 +172,8 @@ def _fit(what: str, value: str | None) -> None:
         raise Unfit(f"{what} {value!r} holds a line break or another control character, which no #SBATCH line can")
 
 
-def _readable(text: str) -> None:
-    """What sbatch would refuse, or read otherwise than we wrote it."""
+def checked(text: str) -> str:
+    """The script, unless sbatch would refuse it, or read it otherwise than we wrote it: ``Unfit``."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -224,6 +183,7 @@ def _readable(text: str) -> None:
     for line in text.splitlines():
         if line.startswith("#SBATCH") and len(line.encode()) > LINE_MAX_BYTES:
             raise Unfit(f"{line[8:40]}... is longer than the {LINE_MAX_BYTES} bytes that sbatch reads of an option")
+    return text
 
 
 def _word(value: str) -> str:
@@ -286,7 +246,7 @@ def _setup(submission: Submission, note: Path, when_stopped: Sequence[str]) -> l
     return lines
 
 
-def _written(folder: Path, name: str, text: str) -> Path:
+def written(folder: Path, name: str, text: str) -> Path:
     """Whole or not at all, as two may write the same one."""
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / name

@@ -1,7 +1,7 @@
 """Refills in the simulated scheduler: one-node jobs that bring a node to a job, and what the real ones do alone.
 
-Their habits are those of ``scheduler``: sbatch that succeeds and times out, a queue that is old or down, a refill that
-never starts. The rules that must survive them: a refill is looked for before it is asked for again, its number is
+Their habits are those of ``scheduler``: a submission that succeeds and times out, a queue that is old or down, a refill
+that never starts. The rules that must survive them: a refill is looked for before it is asked for again, its number is
 claimed by link, and its batch script starts nothing, and leaves, where the journal or the scheduler shows that it is
 not wanted.
 """
@@ -27,7 +27,7 @@ TRIES_TO_BEGIN_COUNT = 300
 
 
 class JobState(Enum):
-    """As squeue names it."""
+    """As the queue shows it."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -73,7 +73,7 @@ class SimRefills:
         self.claims: dict[int, str] = {}
         self.looks_before_retry = self.looks_whether_wanted = True
 
-    # ---- sbatch, squeue, scancel ----
+    # ---- submit, find, cancel ----
 
     def submit(self, action: SubmitRefill) -> RefillJob | None:
         """A job in the queue; None where it was refused. The caller may never hear of it."""
@@ -88,11 +88,11 @@ class SimRefills:
             self.world.timeline.at(max(now + QUEUE_S, moods.held_until), lambda: self._start(job))
         return job
 
-    def squeue(self, number: int) -> RefillJob | None:
+    def newest(self, number: int) -> RefillJob | None:
         """The newest of that number, ended ones too. ``TimeoutError`` where the controller does not answer."""
         now, moods = self.world.timeline.now, self.scheduler.moods
         if now < moods.down_until:
-            raise TimeoutError("squeue does not answer")
+            raise TimeoutError("the queue does not answer")
         seen = [
             job
             for job in self.jobs
@@ -100,7 +100,7 @@ class SimRefills:
         ]
         return max(seen, key=lambda job: job.state is not JobState.ENDED, default=None)
 
-    def scancel(self, jobs: Iterable[RefillJob]) -> None:
+    def cancel(self, jobs: Iterable[RefillJob]) -> None:
         """What waits never starts; what runs is told to end, and killed after KillWait."""
         for job in jobs:
             job.cancelled = True
@@ -112,11 +112,11 @@ class SimRefills:
 
     def cancel_waiting(self) -> None:
         """``gangrun cancel``: those in the queue at once."""
-        self.scancel([job for job in self.jobs if job.state is JobState.PENDING])
+        self.cancel([job for job in self.jobs if job.state is JobState.PENDING])
 
     def cancel_all(self) -> None:
         """And later all of them."""
-        self.scancel([job for job in self.jobs if job.state is not JobState.ENDED])
+        self.cancel([job for job in self.jobs if job.state is not JobState.ENDED])
 
     def end_all(self) -> None:
         """With the job they serve, if the controller answers."""
@@ -265,7 +265,7 @@ class RefillJobs:
             if now < until:
                 self._later(LOOK_AGAIN_S, lambda: self._cancel(action, until))
             return
-        self._refills.scancel([job for job in self._refills.jobs if job.number == action.number])
+        self._refills.cancel([job for job in self._refills.jobs if job.number == action.number])
 
     def _post(self, event: RefillQueued | RefillEnded | RefillUnknown) -> None:
         self._supervisor.post(Stamped(event))
@@ -282,7 +282,7 @@ class RefillJobs:
         found = None
         if refills.looks_before_retry:
             try:
-                found = refills.squeue(number)
+                found = refills.newest(number)
             except TimeoutError as error:
                 if now >= until:
                     self._post(RefillUnknown(number, str(error)))
@@ -294,7 +294,7 @@ class RefillJobs:
             return
         job = refills.submit(action)
         if job is None:
-            self._post(RefillEnded(number, "sbatch: error: refused"))
+            self._post(RefillEnded(number, "the submission was refused"))
             return
         refills.world.checks.refill_submitted(job)
         if refills.scheduler.moods.times_out_count:

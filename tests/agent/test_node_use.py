@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gangrun.agent.ranks.observe import NodeRoom, anonymous_bytes, open_files, use_of_node
+from gangrun.agent.ranks.observe import NodeRoom, anonymous_bytes, busy_s, open_files, use_of_node
+from gangrun.core.recovery.standing import IDLE_CPU_RATE
+from gangrun.node.processes import read_proc
+from tests.waiting import until
 
 KIB, GIB = 1024, 1024**3
 
@@ -98,3 +104,45 @@ def test_open_files_and_their_limit_are_those_of_the_process(tmp_path: Path) -> 
     assert use.memory[7] > 10**6 and use.shared_left != 0
     child.communicate(b"\n")
     assert open_files(child.pid) is None
+
+
+@contextlib.contextmanager
+def started(*texts: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Python processes with these programs, until the block ends."""
+    found = [subprocess.Popen([sys.executable, "-c", text]) for text in texts]
+    try:
+        yield found
+    finally:
+        for one in found:
+            one.kill()
+            one.wait()
+
+
+def _busy_s(pid: int) -> float:
+    proc = read_proc(pid)
+    assert proc is not None
+    return busy_s([proc])
+
+
+@pytest.mark.processes
+def test_a_rank_that_gets_next_to_no_cpu_is_not_idle_and_one_that_sleeps_is() -> None:
+    """One with the lowest priority shares a CPU with two that spin: it gets under 1 % of it, and wants all."""
+    cpu = min(os.sched_getaffinity(0))
+    begin = f"import os, time; os.sched_setaffinity(0, {{{cpu}}}); "
+    spins, sleeps = begin + "\nwhile True: pass", begin + "time.sleep(600)"
+    works = begin + "os.nice(19)\nwhile True: pass"
+    with started(works, sleeps, spins, spins) as (starved, asleep, *_):
+        seen = {one.pid: [(time.monotonic(), _busy_s(one.pid))] for one in (starved, asleep)}
+
+        def rate(pid: int) -> float:
+            """Over the last 2 s and more; 0 before."""
+            now = time.monotonic(), _busy_s(pid)
+            seen[pid].append(now)
+            at, busy_s = next((row for row in reversed(seen[pid]) if now[0] - row[0] >= 2.0), now)
+            return (now[1] - busy_s) / (now[0] - at) if at < now[0] else 0.0
+
+        def told() -> bool:
+            wanted, slept = rate(starved.pid), rate(asleep.pid)
+            return wanted > 0.5 and slept < IDLE_CPU_RATE
+
+        until(told, 30, lambda: f"one that works and one that sleeps: {seen}")

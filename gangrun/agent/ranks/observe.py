@@ -91,7 +91,7 @@ def reading(
         phase=slot.phase,
         slot_writes_count=slot.writes_count,
         output_bytes=logs.output_bytes(rank),
-        cpu_s=sum(one.cpu_ticks for one in procs) / TICKS_PER_S,
+        cpu_s=busy_s(procs),
         state=_state(procs) if procs else "X",
         first_step=slot.first_step,
         kept_step=slot.kept_step,
@@ -106,6 +106,21 @@ def reading(
         anomalies=told.anomalies(),
         checks=told.checks(),
     )
+
+
+def busy_s(procs: Sequence[Proc]) -> float:
+    """CPU time that they had, and that their main threads wanted: on a crowded node a rank that works may get next to
+    none, and is not idle. Other threads do not count, since those of gloo and of the sampler wake up without work.
+    """
+    return sum(one.cpu_ticks / TICKS_PER_S + _queued_s(one.pid) for one in procs)
+
+
+def _queued_s(pid: int) -> float:
+    """How long its main thread was ready to run, and no CPU took it; 0 if the kernel does not count that."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 HELD_S = 2.0  # a sampler that has seen the main thread leave its call lately says enough
@@ -123,7 +138,7 @@ def look_at(rank: WatchedRank, sample: RankSample, now_ns: int) -> Look | None:
         if now_ns - at > HELD_S * 1e9 and not _maps(rank.proc.pid, rank.place.path):
             return None  # the script has replaced itself by another program
         proc = read_proc(rank.proc.pid)
-        cpu_s = sum(one.cpu_ticks for one in _tree(proc)) / TICKS_PER_S if proc is not None else cpu_s
+        cpu_s = busy_s(_tree(proc)) if proc is not None else cpu_s
         io_bytes = _io_bytes(rank.proc.pid)
     first, groups_count = place_page.W_COUNTS, words[place_page.W_GROUPS]
     counts = tuple((words[n], words[n + 1]) for n in range(first, first + 2 * groups_count, 2))

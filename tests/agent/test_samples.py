@@ -160,7 +160,7 @@ def test_what_is_counted_is_told_each_time_that_it_was_read(fields: dict[str, An
 @pytest.mark.parametrize(
     "fields",
     [
-        {"phase": 4}, {"pid": 99}, {"is_sampled": True}, {"anomalies": (ANOMALY,)},
+        {"phase": 4}, {"pid": 99}, {"is_sampled": True}, {"moves": True}, {"anomalies": (ANOMALY,)},
         {"checks": SelfChecks(Divergence(10, 0, "w", 1, 3, 2, (1,)))},
         {"kept_step": 5}, {"total_steps": 900}, {"first_step": 3},
     ],
@@ -172,7 +172,9 @@ def test_what_has_changed_is_told_once(fields: dict[str, Any]) -> None:
     assert [node.brief(rank5=fields), node.brief()] == [[0, 5], [0]]
 
 
-@pytest.mark.parametrize("fields", [{"phase": 4}, {"pid": 99}, {"is_sampled": True}, {"anomalies": (ANOMALY,)}])
+@pytest.mark.parametrize(
+    "fields", [{"phase": 4}, {"pid": 99}, {"is_sampled": True}, {"moves": True}, {"anomalies": (ANOMALY,)}]
+)
 def test_what_has_changed_is_told_of_a_rank_that_steps_on_too(fields: dict[str, Any]) -> None:
     node = Node()
     assert node.is_whole()

@@ -362,6 +362,7 @@ def _changed(known: RankSample, one: RankSample) -> bool:
         or known.phase != one.phase
         or known.pid != one.pid
         or known.is_sampled != one.is_sampled
+        or known.moves != one.moves
         or known.anomalies != one.anomalies
         or known.checks != one.checks
     )

@@ -399,6 +399,7 @@ class RankGang:
                 sample,
                 is_sampled=n in looks,
                 stand=stands.get(n),
+                moves=n in looks and bool(looks[n].counts) and n not in stands,
                 pace=paces.get(n),
                 growths=growths.get(n, ()),
                 gpu=gpus.get(n),

@@ -56,6 +56,8 @@ class RankSigns(Protocol):
     def is_sampled(self) -> bool: ...
     @property
     def stand(self) -> Stand | None: ...
+    @property
+    def moves(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +283,8 @@ class HangWatch:
         soon = now + max(1.0, (self.policy.timeout_s or self.policy.steady_min_s) / LOOKS_PER_LIMIT)
         if now < self._sign_at + limit_s / 2:
             return Quiet(min(soon, self._sign_at + limit_s / 2), limit_s)
+        if not self.steady and any(row.seen.moves for row in self._rows.values()):
+            return Quiet(soon, limit_s)  # it never said anything, and trains
         warning = f"no sign of progress for {stalled_s:.0f} s{self._at_step()}; counts as hung at {limit_s:.0f} s"
         if now < self._sign_at + limit_s:
             return Quiet(min(soon, self._sign_at + limit_s), limit_s, warning)
@@ -333,7 +337,10 @@ class HangWatch:
         if stopped:
             return f"rank {min(stopped)} is stopped"
         idle_rate, in_kernel = self.policy.idle_cpu_rate, [rank for rank, row in rows.items() if row.seen.state == "D"]
-        idle = [row for row in rows.values() if row.seen.state != "D" and 0 <= row.cpu_rate < idle_rate]
+        idle = [
+            row for row in rows.values()
+            if row.seen.state != "D" and not row.seen.moves and 0 <= row.cpu_rate < idle_rate
+        ]  # fmt: skip
         stuck = [rank for rank in in_kernel if now - rows[rank].state_since >= STUCK_AFTER_S]
         if stuck:
             return f"rank {min(stuck)} is stuck in the kernel (state D)"

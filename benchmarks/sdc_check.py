@@ -2,7 +2,9 @@
 
     python benchmarks/sdc_check.py [MB]
 
-One process on the CPU, or on a GPU if there is one. A save is as long as ``save(wait=True)`` takes. Medians of five.
+One process on the CPU, or on a GPU if there is one. A save is as long as ``save(wait=True)`` takes. ``share`` is of its
+time, ``cpu_share`` of its processor time. ``times_a_read``: processor time against that of one bare sum of the same
+bytes. Medians of rounds in which all of them come one after the other.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -22,7 +26,7 @@ import gangrun
 from gangrun.training.save.replicas import copies_of
 from gangrun.training.state import Parts
 
-ROUNDS_COUNT = 5
+ROUNDS_COUNT = 9
 LAYERS_COUNT = 24
 
 
@@ -38,26 +42,56 @@ def main() -> None:
     model(torch.ones(1, width, device=device)).mean().backward()
     optimizer.step()
     parts = Parts(model, (optimizer,))
-    sums, saves = [], []
+    rounds: list[Round] = []
     with (
         tempfile.TemporaryDirectory() as folder,
         gangrun.Checkpointer(folder, model=model, optimizer=optimizer, every_steps=10**6, keep=2) as saver,
     ):
         for step in range(ROUNDS_COUNT + 1):
-            began = time.perf_counter()
-            copies = copies_of(parts)
-            between = time.perf_counter()
-            saver.save(step, wait=True)
-            sums.append(between - began)
-            saves.append(time.perf_counter() - between)
-    tensors_count = sum(len(one.names) for one in copies)
+            read = spent(lambda: [one.sum().item() for one in words_of(model, optimizer)])
+            summed = spent(lambda: copies_of(parts))
+            saved = spent(lambda step=step: saver.save(step, wait=True))
+            rounds.append(
+                Round(
+                    summed.wall_s, summed.wall_s / saved.wall_s, summed.cpu_s / saved.cpu_s, summed.cpu_s / read.cpu_s
+                )
+            )
+    middle = Round(*(statistics.median(column) for column in zip(*rounds[1:], strict=True)))
     size = sum(p.numel() * 12 for p in model.parameters())
-    summed, saved = statistics.median(sums[1:]), statistics.median(saves[1:])
     found = {
-        "device": str(device), "tensors": tensors_count, "mb": round(size / 1e6), "checksum_s": round(summed, 4),
-        "gb_per_s": round(size / summed / 1e9, 1), "save_s": round(saved, 3), "share": round(summed / saved, 4),
+        "device": str(device), "tensors": sum(len(one.names) for one in copies_of(parts)), "mb": round(size / 1e6),
+        **{name: round(value, 4) for name, value in middle._asdict().items()},
     }  # fmt: skip
     print(json.dumps(found))
+
+
+class Spent(NamedTuple):
+    """By the clock, and by all threads of this process."""
+
+    wall_s: float
+    cpu_s: float
+
+
+class Round(NamedTuple):
+    """Of one round: see above."""
+
+    checksum_s: float
+    share: float
+    cpu_share: float
+    times_a_read: float
+
+
+def spent(work: Callable[[], object]) -> Spent:
+    """What it takes."""
+    began, used = time.perf_counter(), time.process_time()
+    work()
+    return Spent(time.perf_counter() - began, time.process_time() - used)
+
+
+def words_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The same bytes, as whole numbers."""
+    state = [one for of in optimizer.state.values() for one in of.values() if one.numel() > 1]
+    return [one.detach().view(-1).view(torch.int32) for one in (*model.parameters(), *state)]
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -39,21 +40,26 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
     Any single flipped bit changes it, as all factors are odd. One pass over the memory, and no copy of it.
     """
     data = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    whole = data.numel() // WORD_BYTES * WORD_BYTES
-    words, tail = data[:whole], data[whole:]
-    if words.data_ptr() % WORD_BYTES or words.storage_offset() % WORD_BYTES:
-        words = words.clone()
-    words = words.view(torch.int64)
-    blocks = words.numel() // BLOCK_WORDS
-    parts = [words[blocks * BLOCK_WORDS :].sum(), tail.sum(dtype=torch.int64) * _GOLDEN]
+    if data.storage_offset() % WORD_BYTES or data.data_ptr() % WORD_BYTES:
+        data = data.clone()
+    words_count, rest_bytes = divmod(data.numel(), WORD_BYTES)
+    blocks, rest_words = divmod(words_count, BLOCK_WORDS)
+    words = (data[: words_count * WORD_BYTES] if rest_bytes else data).view(torch.int64)
+    found = torch.zeros((), dtype=torch.int64, device=data.device)
     if blocks:
-        parts.append((words[: blocks * BLOCK_WORDS].view(blocks, BLOCK_WORDS).sum(1) * _factors(blocks, data)).sum())
-    return torch.stack(parts).sum()
+        whole = words[: blocks * BLOCK_WORDS] if rest_words else words
+        found = (whole.view(blocks, BLOCK_WORDS).sum(1) * _factors(blocks, data.device)).sum()
+    if rest_words:
+        found = found + words[blocks * BLOCK_WORDS :].sum()
+    if rest_bytes:
+        found = found + data[words_count * WORD_BYTES :].sum(dtype=torch.int64) * _GOLDEN
+    return found
 
 
-def _factors(count: int, like: torch.Tensor) -> torch.Tensor:
+@lru_cache(maxsize=64)  # a model has few sizes of tensors
+def _factors(count: int, device: torch.device) -> torch.Tensor:
     """Odd numbers, the same on each machine and with each version of torch."""
-    return torch.arange(1, count + 1, device=like.device) * (2 * _GOLDEN) + 1
+    return torch.arange(1, count + 1, device=device) * (2 * _GOLDEN) + 1
 
 
 class Copies(NamedTuple):

@@ -114,6 +114,7 @@ class HangWatch:
         self._ended: set[int] = set()
         self._began_at = self._counts_from = now
         self._sign_at = now
+        self._moved_at = -NEVER  # when a rank was last seen to issue collectives
         self._top_step = -1
         self._steps_count = 0  # times that the gang's step advanced
         self._told_count = 0
@@ -132,6 +133,8 @@ class HangWatch:
         rows = self._rows
         for reading in readings:  # of thousands of ranks each second, nearly all as busy as before
             row = rows.get(reading.rank)
+            if reading.moves:
+                self._moved_at = now
             if row is not None:
                 was, row.seen = row.seen, reading
                 if (
@@ -283,7 +286,7 @@ class HangWatch:
         soon = now + max(1.0, (self.policy.timeout_s or self.policy.steady_min_s) / LOOKS_PER_LIMIT)
         if now < self._sign_at + limit_s / 2:
             return Quiet(min(soon, self._sign_at + limit_s / 2), limit_s)
-        if not self.steady and any(row.seen.moves for row in self._rows.values()):
+        if not self.steady and self._moves_on(now, limit_s):
             return Quiet(soon, limit_s)  # it never said anything, and trains
         warning = f"no sign of progress for {stalled_s:.0f} s{self._at_step()}; counts as hung at {limit_s:.0f} s"
         if now < self._sign_at + limit_s:
@@ -299,6 +302,10 @@ class HangWatch:
             )
         sentence = f"no sign of progress for {stalled_s:.0f} s{self._at_step()} (limit {limit_s:.0f} s) and {evidence}"
         return Stall(stalled_s, limit_s, self.observations(), sentence)
+
+    def _moves_on(self, now: float, limit_s: float) -> bool:
+        """Did a rank issue collectives within the limit? It may stand for seconds at the moment."""
+        return now - self._moved_at < limit_s or any(row.seen.moves for row in self._rows.values())
 
     def _unheard(self, now: float) -> str:
         """Why nobody may be called hung: readings that say nothing of now."""
@@ -337,14 +344,11 @@ class HangWatch:
         if stopped:
             return f"rank {min(stopped)} is stopped"
         idle_rate, in_kernel = self.policy.idle_cpu_rate, [rank for rank, row in rows.items() if row.seen.state == "D"]
-        idle = [
-            row for row in rows.values()
-            if row.seen.state != "D" and not row.seen.moves and 0 <= row.cpu_rate < idle_rate
-        ]  # fmt: skip
+        idle = [row for row in rows.values() if row.seen.state != "D" and 0 <= row.cpu_rate < idle_rate]
         stuck = [rank for rank in in_kernel if now - rows[rank].state_since >= STUCK_AFTER_S]
         if stuck:
             return f"rank {min(stuck)} is stuck in the kernel (state D)"
-        if len(idle) == len(rows):
+        if len(idle) == len(rows) and not self._moves_on(now, self.limit_s()):
             return "all ranks are idle"
         # Busy ranks may spin in a collective or work without a word. A script that used to speak is believed to be
         # hung in the end; the user's own time-out says when that is. One that never spoke cannot be told apart.

@@ -220,6 +220,8 @@ class AgentLoop:
                 self._ranks.stop(command)
             case Stacks():
                 self._ranks.take_stacks(command, self._stacks_within_s)
+            case AskSave() if command.hold:
+                self._local(self._ranks.hold(command))
             case AskSave():
                 self._disk_task(command, partial(self._ranks.save, command))
             case CheckNode():

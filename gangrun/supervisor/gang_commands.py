@@ -47,7 +47,6 @@ from gangrun.supervisor.node_calls import (
     VerifyCall,
 )
 from gangrun.supervisor.opening import RunFacts
-from gangrun.supervisor.progress import GangProgress
 from gangrun.supervisor.recover_call import Done, RecoverCall
 from gangrun.wire.messages import CommandResult, Farewell
 
@@ -111,10 +110,9 @@ class GangCommands:
         policy: Policy,
         empty_at: Callable[[str], float],
         checkpoints: Checkpoints,
-        progress: GangProgress,
         jobs_looked_at: Callable[[], float],
     ) -> None:
-        """``empty_at``: from when on law 1 presumes a node empty. ``progress``: knows what all ranks can still save.
+        """``empty_at``: from when on law 1 presumes a node empty.
         ``jobs_looked_at``: when the scheduler was asked of this job whose answer came last.
         """
         self.ending: EndJob | None = None
@@ -125,7 +123,6 @@ class GangCommands:
         self._policy = policy
         self._empty_at = empty_at
         self._checkpoints = checkpoints
-        self._progress = progress
         self._jobs_looked_at = jobs_looked_at
         self._start: StartCall | None = None
         self._stop: StopCall | None = None
@@ -164,7 +161,7 @@ class GangCommands:
             state.attempt.placement.nodes if state.attempt.placement else state.roster.nodes
         )  # unknown where: anywhere
         doubtful = {row.node for row in self._rows.values() if not row.empty or row.hello.launching}
-        self._stop.begin(action, held | doubtful, now, self._progress.save_step(now) if action.checkpoint_first else -1)
+        self._stop.begin(action, held | doubtful, now)
 
     def stacks(self, action: TakeStacks, state: RunState, now: float) -> None:
         """Take all ranks' stacks."""
@@ -175,7 +172,7 @@ class GangCommands:
     def save(self, action: SaveGang, state: RunState, now: float) -> None:
         """Have all ranks save and train on."""
         placed = state.attempt.placement.nodes if state.attempt.placement else ()
-        call = SaveCall(self._board, action, placed, self._progress.save_step_ahead, now)
+        call = SaveCall(self._board, action, placed, now)
         self._saves = [*(one for one in self._saves if not one.over), call]
 
     def check(self, action: CheckNodes, now: float) -> None:

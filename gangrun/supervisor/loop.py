@@ -95,7 +95,7 @@ class Loop:
         self.takeover = TakeoverGather(facts, opening, timing, self.beats.rows)
         board = CommandRetry(radio.send, opening.term, self.journal.number, self.leadership.holds, timing)
         self._commands = GangCommands(
-            board, self.beats.rows, facts, policy, self.takeover.empty_at, checkpoints, self.progress,
+            board, self.beats.rows, facts, policy, self.takeover.empty_at, checkpoints,
             lambda: self.run_clock.at(jobs.looked_at()),
         )  # fmt: skip
         self._radio = radio

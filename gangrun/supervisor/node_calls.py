@@ -130,6 +130,7 @@ STACKS_SHARE = 0.8  # of the time the core waits: what came must be told before 
 LOOK_AGAIN_S = 1.0  # for nodes that fell silent meanwhile
 ANSWERS_WITHIN_S = 2.0  # the scheduler, asked whether it took a node that was lost: such a node is not at fault
 FRAGMENT = "by the fragment rule its ranks can neither step nor save, as the others are dead"
+HOLD_WITHIN_S = 2.0  # a node that has not told its newest step by then is not waited for
 JOBS_LOOK_S = 0.1  # whether that answer has come
 ASK_AGAIN_S = 5.0  # a node that could not kill its ranks is asked anew
 
@@ -306,30 +307,55 @@ class StacksCall(NodeCall):
         return [StacksTaken(self.attempt, tuple(sorted(self._stacks, key=lambda stack: stack.rank)))]
 
 
+class Held:
+    """How several nodes agree on the step that all their ranks save, however fast these are and however late a word is.
+
+    Each node has its ranks wait at the end of their next step, and tells the newest one that is done. No rank can be
+    past the step after the newest of all, so that is the one to save. Then all ranks are told, and go on.
+    """
+
+    def __init__(self, nodes: Collection[str], now: float) -> None:
+        self.waiting = set(nodes) if len(nodes) > 1 else set[str]()  # ranks of one node are told by its agent alone
+        self.until = now + HOLD_WITHIN_S
+        self._newest = -1
+
+    def take(self, node: str, result: CommandResult) -> None:
+        """One node has answered; one that refuses has no ranks that train."""
+        self.waiting.discard(node)
+        if isinstance(result.answer, SaveAnswer):
+            self._newest = max(self._newest, result.answer.step)
+
+    def is_over(self, now: float, gone: Collection[str]) -> bool:
+        """Is no node waited for any more, though some have not answered?"""
+        return bool(self.waiting) and (now >= self.until or self.waiting <= set(gone))
+
+    @property
+    def step(self) -> int:
+        """What all ranks are to save; -1: no step is known, or each node knows by itself."""
+        return self._newest + 1 if self._newest >= 0 else -1
+
+
 class SaveCall(NodeCall):
     """Have all ranks save one step and train on; a node that is lost ends it without an answer of its own."""
 
-    def __init__(
-        self, board: CommandRetry, action: SaveGang, nodes: tuple[str, ...], step_at: Callable[[float], int | None],
-        now: float,
-    ) -> None:  # fmt: skip
-        """``step_at``: the step that all ranks can save, asked from now on until it is known."""
+    def __init__(self, board: CommandRetry, action: SaveGang, nodes: tuple[str, ...], now: float) -> None:
         super().__init__(board)
         self._action, self._step, self._saved, self._why = action, -1, False, "no node answered"
-        self._nodes, self._step_at = nodes, step_at
-        self._begin(now)
+        self._nodes, self._held = nodes, Held(nodes, now)
+        self._ask_all(-1, now, hold=bool(self._held.waiting))
 
-    def _begin(self, now: float) -> None:
-        step = self._step_at(now)
-        self.deadline = now + LOOK_AGAIN_S
-        if step is not None:
-            for node in self._nodes:
-                self.ask(node, lambda act: AskSave(self._board.term, act, self._action.attempt, step), now)
-            self._nodes = ()
+    def _ask_all(self, step: int, now: float, *, hold: bool = False) -> None:
+        self.deadline = min(now + LOOK_AGAIN_S, self._held.until) if hold else now + LOOK_AGAIN_S
+        for node in self._nodes:
+            self.ask(node, lambda act: AskSave(self._board.term, act, self._action.attempt, step, hold), now)
 
     def _take(self, node: str, result: CommandResult, now: float) -> list[Event]:
         """The ranks of one node have saved, or did not: rank 0 alone may read requests."""
-        del now
+        if self._held.waiting:
+            self._held.take(node, result)
+            if not self._held.waiting:
+                self._ask_all(self._held.step, now)
+            return []
         if isinstance(result.answer, SaveAnswer):
             self._saved, self._step = True, max(self._step, result.answer.step)
         else:
@@ -338,11 +364,14 @@ class SaveCall(NodeCall):
 
     def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
         """A node that is lost will not answer."""
-        del silent
-        if self._nodes:
-            self._begin(now)
-            return []
         self.deadline = now + LOOK_AGAIN_S
+        if self._held.waiting:
+            self.deadline = min(self.deadline, self._held.until)
+            if self._held.is_over(now, {*silent, *lost}):
+                self.leave(self._held.waiting)
+                self._held.waiting = set()
+                self._ask_all(self._held.step, now)
+            return []
         return [] if not self.leave(lost) or self._open else self._answered()
 
     def _answered(self) -> list[Event]:
@@ -410,7 +439,7 @@ class StopCall(NodeCall):
         self._savers = savers
         self._empty_at, self._jobs_looked_at = empty_at, jobs_looked_at
         self._action: StopGang | None = None
-        self._save_step = -1
+        self._held = Held((), NEVER)
         self._waiting: set[str] = set()
         self._answered: set[str] = set()
         self._presumed: dict[str, str] = {}
@@ -421,14 +450,25 @@ class StopCall(NodeCall):
         self._lost_at: dict[str, float] = {}
         self._ask_again: dict[str, float] = {}
 
-    def begin(self, action: StopGang, nodes: Iterable[str], now: float, save_step: int) -> None:
+    def begin(self, action: StopGang, nodes: Iterable[str], now: float) -> None:
         """Ask, or ask again with other words: less grace, for instance. All nodes are told the same step to save."""
         self.leave(set(self._open.values()))
-        self._action, self.attempt, self._save_step = action, action.attempt, save_step
+        self._action, self.attempt = action, action.attempt
         self._waiting |= set(nodes) - self._answered - self._presumed.keys()
+        self.deadline = now
+        if not action.checkpoint_first or self._held.step >= 0:
+            self._held.waiting = set()
+            self._ask_all(now)
+            return
+        self._held = Held(self._waiting, now)
+        for node in sorted(self._held.waiting):
+            self.ask(node, lambda act: AskSave(self._board.term, act, action.attempt, -1, hold=True), now)
+        if not self._held.waiting:
+            self._ask_all(now)
+
+    def _ask_all(self, now: float) -> None:
         for node in sorted(self._waiting):
             self._ask_stop(node, now)
-        self.deadline = now
 
     def _ask_stop(self, node: str, now: float) -> None:
         action, policy = self._action, self._policy
@@ -446,7 +486,7 @@ class StopCall(NodeCall):
                 checkpoint_grace_s=policy.checkpoint_grace_s if saves_s is None else saves_s,
                 why=action.why,
                 settle_s=action.settle_s,
-                save_step=self._save_step,
+                save_step=self._held.step,
                 peer_gone_grace_s=action.peer_gone_grace_s,
             )
 
@@ -454,6 +494,11 @@ class StopCall(NodeCall):
 
     def _take(self, node: str, result: CommandResult, now: float) -> list[Event]:
         """Nothing is left there, or it cannot be killed."""
+        if self._held.waiting:
+            self._held.take(node, result)
+            if not self._held.waiting:
+                self._ask_all(now)
+            return []
         leftovers: tuple[str, ...] = ()
         if isinstance(result.answer, StopAnswer):
             leftovers = result.answer.leftovers
@@ -475,6 +520,10 @@ class StopCall(NodeCall):
 
     def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
         """Presume what may be presumed; the last node accounted for ends the call."""
+        if self._held.is_over(now, {*silent, *lost}):
+            self.leave(self._held.waiting)
+            self._held.waiting = set()
+            self._ask_all(now)
         for node in [name for name, at in self._ask_again.items() if now >= at]:
             self._ask_stop(node, now)
         for node in sorted(self._waiting):
@@ -493,7 +542,8 @@ class StopCall(NodeCall):
             return [self._stopped()]
         quiet = [self._empty_at(node) for node in self._waiting if node in silent]
         due = [min(heard_at, now + JOBS_LOOK_S)] if heard_at > now else []
-        self.deadline = min([now + LOOK_AGAIN_S, *due, *quiet, *self._ask_again.values()])
+        held = [self._held.until] if self._held.waiting else []
+        self.deadline = min([now + LOOK_AGAIN_S, *due, *quiet, *held, *self._ask_again.values()])
         return []
 
     def _stopped(self) -> GangStopped:

@@ -10,7 +10,6 @@ for ``flush_every_s``, whoever writes there, and memory has a newer step.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -54,12 +53,9 @@ HALTED_FACTOR = 3.0  # a gang that makes no step for three of its longest recent
 INTERVALS_COUNT = 16
 STEPS_TELL_COUNT = 5  # so many steps tell the interval of a gang that this supervisor has not seen stepping
 JUDGE_AGAIN_S = 1.0
-PACE_BEATS = 2.0  # so much time at least tells how fast the gang steps
 RATE_OVER_S = 60.0
 RATE_POINTS_MIN_COUNT = 3
 ANOMALY_BEATS = 1.5  # so long after the first rank tells of an anomaly all others have
-UNSEEN_BEATS = 1.0  # that a command takes to reach all ranks
-PATIENT_BEATS = 10.0  # the same on a machine that hardly runs: a save that no stop waits for has time
 
 
 class Rate:
@@ -282,8 +278,6 @@ class GangProgress:
         self._figures = GangFigures(self._total_steps)
         self._advanced_at: float | None = None
         self._intervals: deque[float] = deque(maxlen=INTERVALS_COUNT)
-        self._pace_from: tuple[float, int] | None = None  # when, and at which step
-        self._step_times: deque[float] = deque(maxlen=INTERVALS_COUNT)  # each a mean over ``PACE_BEATS`` or more
         self._marked = -1
         self._mark_at = now + self._policy.progress_mark_every_s
 
@@ -371,7 +365,6 @@ class GangProgress:
             self._top = top
             self._advanced_at = now
             self._note_step(top, now)
-            self._measure_pace(now)
         elif self._top < 0 and self._printed > printed:
             self._note_step(self._printed, now)
 
@@ -400,45 +393,10 @@ class GangProgress:
             self._checks[reading.rank] = reading.checks
             self._checks_due.append(SelfCheckFailed(self._attempt, reading.rank, node, reading.checks))
 
-    def _measure_pace(self, now: float) -> None:
-        """Over some heartbeats: nodes may tell of two steps at one moment, and a stalled loop hears many at once."""
-        if self._pace_from is None:
-            self._pace_from = now, self._top
-        began_at, step = self._pace_from
-        if now - began_at >= PACE_BEATS * self._policy.timing.beat_every_s:
-            self._step_times.append((now - began_at) / (self._top - step))
-            self._pace_from = now, self._top
-
     @property
     def kept_step(self) -> int:
         """The newest step that is whole in the nodes' memory, as ranks say; -1: none."""
         return self._kept[0]
-
-    def save_step(self, now: float, beats: float = UNSEEN_BEATS) -> int:
-        """A step that no rank has done when it hears of this, so that all ranks save the same one; -1: none is known.
-
-        What ranks may do unseen: since the newest heartbeat, and for the ``beats`` that a command is on its way. They
-        step no faster than the fastest pace seen; slow steps are counted from when the newest one was seen.
-        """
-        if self._top < 0 or self._advanced_at is None:
-            return -1
-        beat_s = self._policy.timing.beat_every_s
-        step_s = min(self._step_times, default=beat_s / (1 + self._top - max(0, self._first)))
-        unseen_s = (1 + beats) * beat_s
-        since_s = now - self._advanced_at + unseen_s
-        return self._top + 1 + min(math.floor(since_s / step_s), math.ceil(unseen_s / step_s))
-
-    def save_step_ahead(self, now: float) -> int | None:
-        """The same for a save that no stop waits for; None until the pace of the gang is measured, or known to be slow.
-
-        A rank that had passed the step would train on while the others save, and all would wait for each other: nothing
-        would end that.
-        """
-        if self._pace_from is not None and not self._step_times:
-            began_at, _ = self._pace_from
-            if now < began_at + (PACE_BEATS + 1.0) * self._policy.timing.beat_every_s:
-                return None
-        return self.save_step(now, PATIENT_BEATS)
 
     @property
     def stepped_at(self) -> float | None:

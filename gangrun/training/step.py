@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic_ns  # it is what a slot holds; a port would cost half of the microsecond
+from time import monotonic_ns, sleep  # the clock is what a slot holds; a port would cost half of the microsecond
 from typing import Any, SupportsFloat, SupportsIndex
 
 from gangrun.training.environment import attempt, follows_rank_of_node, slot_path
@@ -28,6 +28,7 @@ from gangrun.training.integrations import mark_restart
 from gangrun.wire import progress
 from gangrun.wire.progress import StepRequest, TrainingPhase
 
+HOLD_LOOKS_S = 0.001
 _STOPS = StepRequest.STOP_AFTER_STEP | StepRequest.STOP
 PHASES: dict[object, int] = {
     **{phase: int(phase) for phase in TrainingPhase},
@@ -152,6 +153,8 @@ def _reporter(words: progress.Words, state: _State) -> Report:
             state.handled()
         if asked == asked_before:
             return again
+        if asked & StepRequest.HOLD:
+            asked = _wait_for_next(ints, asked)
         if ints[w_step] < ints[progress.W_SAVE_STEP] and not asked & StepRequest.STOP:
             return again  # ranks may hear of it at different steps, and all of them have to save the same one
         asked_before = asked
@@ -160,6 +163,14 @@ def _reporter(words: progress.Words, state: _State) -> Report:
         return Requests(stop=again.stop, save=True) if save else again
 
     return report
+
+
+def _wait_for_next(ints: Any, asked: int) -> int:
+    """The request after this one, or this one if none comes in time: whoever was to choose a step is gone."""
+    until = monotonic_ns() + int(progress.HOLD_MAX_S * 1e9)
+    while ints[progress.W_REQUESTS] == asked and monotonic_ns() < until:
+        sleep(HOLD_LOOKS_S)
+    return int(ints[progress.W_REQUESTS])
 
 
 _state: _State | None = None

@@ -161,7 +161,7 @@ class CheckAnswer(_Message, frozen=True, tag=True):
 
 
 class SaveAnswer(_Message, frozen=True, tag=True):
-    """To ``AskSave``: the step that the ranks saved."""
+    """To ``AskSave``: the step that the ranks saved; of ranks that hold, the newest that one of them has done."""
 
     step: int
 
@@ -265,7 +265,9 @@ class Stop(_Message, frozen=True, tag=True):
     checkpoint_grace_s: float
     why: str
     settle_s: float = 0.0  # wait before anything else, as long as a rank here lives
-    save_step: int = -1  # with ``checkpoint_first``: the step that all ranks are to save; -1: their next one
+    save_step: int = (
+        -1
+    )  # with ``checkpoint_first``: the step that all ranks are to save; -1: one that no rank here has done
     peer_gone_grace_s: float | None = None  # instead of ``grace_s``, unless the script saves when asked
 
 
@@ -278,12 +280,13 @@ class Stacks(_Message, frozen=True, tag=True):
 
 
 class AskSave(_Message, frozen=True, tag=True):
-    """Have all ranks save ``save_step`` (-1: their next one) and train on; see ``SaveAnswer``."""
+    """Have all ranks save ``save_step`` (-1: one that no rank here has done) and train on; see ``SaveAnswer``."""
 
     term: int
     act: tuple[int, int]
     attempt: int
     save_step: int
+    hold: bool = False  # save nothing yet: each rank waits at the end of its next step for the step that all save
 
 
 class MeetPeer(msgspec.Struct, frozen=True):

@@ -64,6 +64,7 @@ FULL_BYTES = SIZE_BYTES + RING_COUNT * W_REPORT * 8
 NEVER_REPORTED = 0x7FF8_0000_6E6F_6E65  # as a float it is a NaN that no arithmetic makes
 GENERATION_SHIFT = 8
 READS_MAX_COUNT = 64
+HOLD_MAX_S = 5.0  # so long a rank waits for the step that all save
 
 
 class SlotError(ValueError):
@@ -87,6 +88,7 @@ class StepRequest(IntFlag):
     CHECKPOINT_NOW = 1
     STOP_AFTER_STEP = 2
     STOP = 4  # the grace runs
+    HOLD = 8  # wait for the next request, ``HOLD_MAX_S`` at most
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,30 @@ def test_a_request_counts_from_the_step_that_all_ranks_are_to_save(slot: Progres
     assert step.step(9).stop
 
 
+def test_a_rank_waits_at_the_end_of_a_step_for_the_step_that_all_ranks_save(
+    slot: ProgressPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step.step(4)
+    slot.ask(StepRequest.HOLD)
+    told: list[int] = []
+
+    def tell(_: float) -> None:  # as if no time went by
+        told.append(slot.read().step)
+        if len(told) == 3:
+            slot.ask(StepRequest.CHECKPOINT_NOW, save_step=6)
+
+    monkeypatch.setattr(step, "sleep", tell)
+    assert not step.step(5)
+    assert told == [5, 5, 5]
+    assert step.step(6).checkpoint
+    slot.ask(StepRequest.HOLD)
+    clock = iter(range(0, 10**12, 10**9))  # a second a look
+    monkeypatch.setattr(step, "monotonic_ns", lambda: next(clock))
+    told += [0] * 3
+    assert not step.step(7), "whoever was to choose a step is gone"
+    assert not step.step(8) and len(told) < 20
+
+
 def test_a_script_that_reads_requests_to_save_says_so_by_reading(slot: ProgressPage) -> None:
     asked = step.step(1)
     assert not asked.stop

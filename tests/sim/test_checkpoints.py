@@ -159,7 +159,26 @@ def test_all_ranks_save_one_step_however_late_a_node_hears_of_it(seed: int) -> N
     script = Script(step_s=step_s, steps_count=10**6, checkpoint_every_count=0, saves_when_asked=True)
     late = FaultPlan().fail_at(10.0, Kind.DELAY, node=rng.randrange(4), for_s=90.0, amount=rng.uniform(0.0, 0.45))
     plan = late.fail_at(rng.uniform(20.0, 40.0), Kind.CANCEL)
-    world = World(Setup.of(4, ranks_per_node=2, script=script), plan, seed)
+    saves_one_step(World(Setup.of(4, ranks_per_node=2, script=script), plan, seed))
+
+
+@pytest.mark.parametrize("step_s", [0.005, 3.0])
+@pytest.mark.parametrize("after_s", [-0.6, -0.4, -0.2, 0.0, 0.003, 0.2, 0.7, 1.3])
+@pytest.mark.parametrize("late_s", [0.0, 0.45])
+def test_all_ranks_save_one_step_in_the_first_seconds_of_an_attempt(
+    step_s: float, after_s: float, late_s: float
+) -> None:
+    """Nobody knows their pace yet: the supervisor may know of one step, and the ranks have done 400 since."""
+    script = Script(step_s=step_s, steps_count=10**6, checkpoint_every_count=0, saves_when_asked=True)
+    setup = Setup.of(3, script=script)
+    late = FaultPlan().fail_at(1.0, Kind.DELAY, node=1, for_s=90.0, amount=late_s) if late_s else FaultPlan()
+    quiet = World(setup, late.fail_at(20.0, Kind.CANCEL), 5)
+    quiet.run()
+    began_at = quiet.gangs[0].whole_since + script.startup_s
+    saves_one_step(World(setup, late.fail_at(began_at + after_s, Kind.CANCEL), 5))
+
+
+def saves_one_step(world: World) -> None:
     done = world.run()
     assert done.state is not None and done.state.phase is Phase.CANCELLED, world.story()
     (saved,) = world.checkpoint_fs.saved.values()

@@ -16,6 +16,7 @@ from gangrun.wire.messages import (
     Ack,
     AgentEvent,
     Answer,
+    AskSave,
     Beat,
     CheckNode,
     CommandResult,
@@ -26,6 +27,7 @@ from gangrun.wire.messages import (
     PeerAddress,
     Prepare,
     RankSample,
+    SaveAnswer,
     Stacks,
     StacksAnswer,
     StartAnswer,
@@ -140,6 +142,8 @@ class HandAgent:
                 self.answer(message, answer=StacksAnswer(tuple(RankStack(r, self.node, "f", "") for r in self.ranks)))
             case CheckNode() | Farewell():
                 self.answer(message)
+            case AskSave() if message.hold:
+                self.answer(message, answer=SaveAnswer(self.step))
 
     def heard(self, kind: type) -> list[Any]:
         return [message for message in self.got if isinstance(message, kind)]

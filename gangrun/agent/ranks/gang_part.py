@@ -45,6 +45,7 @@ from gangrun.agent.ranks.stop import (
     describe,
     free_port,
     has_saved,
+    hold_steps,
     job_of,
 )
 from gangrun.core.events import StacksTaken
@@ -443,10 +444,17 @@ class RankGang:
 
         threading.Thread(target=ask, name="stacks", daemon=True).start()
 
+    def _asked(self, command: AskSave) -> list[WatchedRank]:
+        gang = self._gang
+        return gang.alive() if gang is not None and gang.attempt == command.attempt else []
+
+    def hold(self, command: AskSave) -> facts.DiskTaskDone:
+        """Have all ranks wait for the step that all nodes' ranks save."""
+        return facts.DiskTaskDone(command, True, answer=SaveAnswer(hold_steps(self._asked(command))))
+
     def save(self, command: AskSave) -> facts.DiskTaskDone:
         """Have all ranks save while they train on; waits for it, in a thread of the caller's."""
-        gang, pause = self._gang, threading.Event()
-        alive = gang.alive() if gang is not None and gang.attempt == command.attempt else []
+        alive, pause = self._asked(command), threading.Event()
         asked = ask_to_save(alive, command.save_step, StepRequest.NOTHING)
         if not asked:
             why = "the script reads no request to save (asked.checkpoint of gangrun.step, or gangrun.Checkpointer)"

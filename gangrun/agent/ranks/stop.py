@@ -246,14 +246,28 @@ def job_of(environment: Mapping[str, str]) -> str:
 def ask_to_save(targets: Collection[WatchedRank], step: int, more: StepRequest) -> dict[int, int]:
     """Ask ranks to save ``step``; the request's generation by rank, {} if no script reads requests.
 
-    -1: the supervisor knows of no step yet, so one is chosen that no rank here has done when it hears of it.
+    -1: the supervisor has chosen none, so the first one is chosen that no rank here has done.
     """
-    slots = {target.rank: target.slot.read() for target in targets}
-    if not any(slot.saves_on_stop for slot in slots.values()):
-        return {}
-    newest = max(slot.step for slot in slots.values())
-    step = newest + 2 if step < 0 <= newest else step
+    if step < 0:
+        newest = hold_steps(targets)
+        if newest < 0 and not any(target.slot.read().saves_on_stop for target in targets):
+            for target in targets:
+                target.slot.ask(StepRequest.NOTHING)
+            return {}
+        step = newest + 1
     return {target.rank: target.slot.ask(StepRequest.CHECKPOINT_NOW | more, step) for target in targets}
+
+
+def hold_steps(targets: Collection[WatchedRank]) -> int:
+    """Have each rank wait at the end of its next step; the newest step of all, -1 if no script here reads requests.
+
+    No rank does more than one step after that until it is told which step to save.
+    """
+    for target in targets:
+        target.slot.ask(StepRequest.HOLD)
+    threading.Event().wait(HEARD_S)
+    slots = [target.slot.read() for target in targets]
+    return max((slot.step for slot in slots), default=-1) if any(slot.saves_on_stop for slot in slots) else -1
 
 
 def has_saved(target: WatchedRank, generation: int) -> bool:
@@ -269,6 +283,7 @@ def _trains_on(target: WatchedRank, generation: int) -> bool:
 
 
 POLL_S = 0.01
+HEARD_S = 0.001  # the step of a rank that looked for requests just before this one can be read by then
 LAST_LINES_S = 0.03  # from a rank's report to the last line of its traceback
 KILL_WITHIN_S = 5.0
 CLEAN_WITHIN_S = 1.0  # for Python's own tracker of shared memory, once all else is dead

@@ -394,6 +394,8 @@ class Deeds:
                     if rank.alive
                 )
                 self.timeline.after(STACKS_S, lambda: self.agent.tell(StacksTaken(attempt, stacks)))
+            case AskSave() if command.hold:
+                self._hold(command)
             case AskSave():
                 self.timeline.after(SAVE_S, lambda: self._saved(command))
             case CheckNode():
@@ -402,6 +404,12 @@ class Deeds:
                 self._read_share(command)
             case Recover():
                 self._recover(command)
+
+    def _hold(self, command: AskSave) -> None:
+        gang = next((rank.gang for rank in self.node.ranks if rank.alive and rank.of[1] == command.attempt), None)
+        saves = gang is not None and gang.script.saves_when_asked
+        step = gang.hold(self.node.name) if gang is not None and saves else -1
+        self.agent.tell(facts.DiskTaskDone(command, True, answer=SaveAnswer(step)))
 
     def _saved(self, command: AskSave) -> None:
         trains = any(rank.alive and rank.of[1] == command.attempt for rank in self.node.ranks)

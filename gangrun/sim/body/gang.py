@@ -19,6 +19,7 @@ from gangrun.sim.body.checkpoints import CheckpointFs, Name
 from gangrun.sim.engine.clock import NodeClock, Scheduled, Timeline
 from gangrun.sim.engine.process import SimProcess
 from gangrun.wire.messages import LiveRank, RankSample
+from gangrun.wire.progress import HOLD_MAX_S
 
 STEPPING = 2
 HEALTHY_GPU = GpuUse(0, 97, 60_000, 81_559, 1980, 0, 650, 700, 16, 5, 61)
@@ -167,6 +168,8 @@ class SimGang:
         self.divergence: Divergence | None = None  # as rank 0 found it at the newest save
         self._agreed_step = resume_step
         self.asked: dict[str, int] = {}  # node -> the step that its ranks were told to save
+        self._holding: dict[str, int] = {}  # node -> the step after which its ranks wait for that word
+        self._waits = False  # some of them do
         self._progress = _Progress(step=float(max(0, resume_step)), first_step=max(0, resume_step))
         self.whole_since = 0.0
         self._ready_at = 0.0
@@ -232,6 +235,7 @@ class SimGang:
         going = (
             self.whole
             and not self.hung
+            and not self._waits
             and now >= self._ready_at
             and all(rank.letter == "R" for rank in self.members.values())
             and self.reachable(self)
@@ -296,8 +300,27 @@ class SimGang:
 
     def ask(self, node: str, step: int) -> None:
         """One node's ranks are told to save this step, or their next one if they have done it."""
-        self.asked[node] = max(step, self.step() + 1)
-        if self._due is not None and self.stepping:
+        holds = self._holding.pop(node, -1)
+        self.asked[node] = max(step, self.step() + (0 if self._waits and holds == self.step() else 1))
+        self._go_on()
+
+    def hold(self, node: str) -> int:
+        """One node's ranks wait after their next step, for some seconds at most; the newest one that is done."""
+        step = self._holding[node] = self.step() + 1
+        self.timeline.after(HOLD_MAX_S, lambda: self._let_go(node, step))
+        self._go_on()
+        return self.step()
+
+    def _let_go(self, node: str, step: int) -> None:
+        if self._holding.get(node) == step:
+            del self._holding[node]
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._waits and self.step() not in self._holding.values():
+            self._waits = False
+            self.update()
+        elif self._due is not None and self.stepping:
             self._due.cancel()
             self._plan()
 
@@ -315,7 +338,7 @@ class SimGang:
         """The next step at which anything happens."""
         script, at = self.script, self.step()
         every = script.checkpoint_every_count
-        found = [script.steps_count, *self.asked.values()]
+        found = [script.steps_count, *self.asked.values(), *self._holding.values()]
         if every:
             found.append((max(at, self._progress.saved_step) // every + 1) * every)
         if script.memory_every_count:
@@ -344,6 +367,10 @@ class SimGang:
                 self._do(behaviour)
                 if done.since is None:
                     return
+        if step in self._holding.values():
+            self._waits = True
+            self.update()
+            return
         if step in self.asked.values():
             self._save_as_asked(step)
             if done.since is None:

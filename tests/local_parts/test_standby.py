@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from gangrun.agent.brain import facts
 from gangrun.agent.ranks import gang_part, standby
 from gangrun.agent.ranks.environment import is_set_at_launch
 from gangrun.agent.ranks.standby import Child, SharedImports, Standbys, WarmRank, free_memory_share
+from gangrun.agent.ranks.stop import free_port
 from gangrun.node import boot
 from gangrun.node.processes import process_table
 from gangrun.wire.messages import Prepare
@@ -327,6 +329,40 @@ def test_a_node_with_standbys_is_empty_and_the_next_attempt_uses_them(tmp_path: 
         waiting = made.gang._standbys.pids
         made.gang.kill_now()
         until(lambda: not any(map(lives, waiting)), 10, "the end of the standbys")
+
+
+MEETS = """
+import os, socket, time, msgspec
+port = int(os.environ["MASTER_PORT"])
+print("ready", flush=True)
+if os.environ["RANK"] == "0":
+    time.sleep(0.5)  # what a script does before it opens the store
+    store = socket.socket()
+    store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    store.bind(("127.0.0.1", port))
+    store.listen()
+    print("listens", flush=True)
+else:
+    print("refused" if socket.socket().connect_ex(("127.0.0.1", port)) else "met", flush=True)
+time.sleep(600)
+"""
+
+
+def test_rank_0_listens_before_the_others_wake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a client of torch's store that is refused waits for most of a second before it asks again."""
+    monkeypatch.setattr(gang_part, "LISTENS_WITHIN_S", 20.0)  # however busy the machine is
+    port = free_port((), random.Random(os.getpid()))
+    with gang(tmp_path, MEETS, warm=True) as made:
+        made.gang.launch(order(3, master_port=port))
+        made.ready(3)
+        _warm_up(made, 3)
+        made.gang.stop(stop_order(0))
+        assert made.next_fact(facts.RanksStopped).ok
+        made.gang.prepare(Prepare(1, (1, 2), 1, True))
+        assert made.next_fact(facts.NodePrepared).ok
+        made.gang.launch(order(3, attempt=1, master_port=port))
+        until(lambda: made.log(1).count("met\n") + made.log(1).count("refused\n") == 2, 20, lambda: made.log(1))
+        assert "refused" not in made.log(1)
 
 
 @pytest.mark.parametrize("changes", [{"warm": False}, {"warm": True, "per_node": True}, {"warm": True, "may": False}])

@@ -47,6 +47,7 @@ from gangrun.agent.ranks.stop import (
     has_saved,
     hold_steps,
     job_of,
+    listens,
 )
 from gangrun.core.events import StacksTaken
 from gangrun.core.recovery.fill_rules import FillTrend, NodeFill
@@ -64,6 +65,8 @@ STEPS_MIN_COUNT = 5  # or collectives, from which on a rank trains
 STARTS_WITHIN_S = 1800.0  # by then a script trains, whether it tells of steps or not
 MEMORY_EVERY_S = 5.0  # who held how much is told of a rank that the kernel kills for memory
 SLATE_WITHIN_S = 5.0
+LISTENS_WITHIN_S = 0.1  # a script that opens the store later than this after its start is not waited for
+LISTENS_LOOK_S = 0.001
 LOOKS_CLOSELY_COUNT, LOOKS_EVERY_COUNT = 120, 10
 SPARE_AFTER_S = 10.0  # a node without ranks for so long holds none, for all it knows: no start is under way
 LOGS_CLOSE_WITHIN_S = 2.0  # between two attempts, when the agent has to beat
@@ -217,10 +220,12 @@ class RankGang:
         for local_rank, rank in enumerate(order.ranks):
             self._still(may, gang)
             try:
-                self._start(gang, RankPlace(spec, order, local_rank))
+                was_ready = self._start(gang, RankPlace(spec, order, local_rank))
             except OSError as error:
                 self._undo(gang)
                 raise LaunchError(f"rank {rank} could not be started: {error}") from error
+            if was_ready and rank == 0 and len(order.ranks) > 1:
+                self._let_listen(order.master_port)
         self._still(may, gang)
         for started in gang.ranks.values():  # only now: a fact of a gang that was never whole would mislead
             watch(
@@ -241,7 +246,16 @@ class RankGang:
             self._undo(gang)
             raise LaunchError("the lease ended while ranks were being started")
 
-    def _start(self, gang: _Gang, place: RankPlace) -> None:
+    def _let_listen(self, port: int) -> None:
+        """Give rank 0 a moment to open its store. A rank that asks it sooner is refused, and torch asks again only
+        after 0.25 to 0.75 s, which is most of a restart with standbys.
+        """
+        until, pause = self._now() + LISTENS_WITHIN_S, threading.Event()
+        while self._now() < until and not listens(port):
+            pause.wait(LISTENS_LOOK_S)
+
+    def _start(self, gang: _Gang, place: RankPlace) -> bool:
+        """Start one rank; was a standby ready for it?"""
         spec, rank = self._spec, place.rank
         files = gang.files.of(rank)
         slot = ProgressPage(str(files.slot), rank)
@@ -253,6 +267,7 @@ class RankGang:
         try:
             argv = place.argv
             child = None if debugged else self._from_standby(place.local_rank, argv, environment)
+            was_ready = child is not None
             if child is None:
                 child = self._spawn(argv, environment, terminal=terminal)
         finally:
@@ -270,6 +285,7 @@ class RankGang:
         gang.ranks[rank] = WatchedRank(rank, spec.node, child, proc, slot, files, spec.through_boot, page)
         if IMPORTS_FILE in environment and not debugged:
             gang.wanted[place.local_rank] = WarmRank(argv, environment, files.imports, self._standby_tag(place))
+        return was_ready
 
     def _standby_tag(self, place: RankPlace) -> str:
         return f"{tag_prefix(self._spec.run, self._spec.node)}standby:{place.local_rank}"

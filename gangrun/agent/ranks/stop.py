@@ -12,6 +12,7 @@ names that NCCL gives. What is not provably ours is left alone.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -216,6 +217,22 @@ def port_is_free(port: int) -> bool:
                 continue
             return False
     return True
+
+
+def listens(port: int) -> bool:
+    """Whether a process of this host listens on this port. The kernel lists those that listen first."""
+    wanted = f":{port:04X}"
+    for table in ("tcp6", "tcp"):
+        try:
+            with Path(f"/proc/net/{table}").open() as file:
+                rows = itertools.takewhile(
+                    lambda row: row[3:4] == ["0A"], map(str.split, itertools.islice(file, 1, None))
+                )
+                if any(row[1].endswith(wanted) for row in rows):
+                    return True
+        except OSError:
+            continue
+    return False
 
 
 _NO_IPV6 = frozenset({97, 99})  # EAFNOSUPPORT, EADDRNOTAVAIL

@@ -14,7 +14,7 @@ from gangrun.core.policy import Policy, Timing
 from gangrun.core.protocol import lease
 from gangrun.supervisor.gang_commands import FarewellCall
 from gangrun.supervisor.heartbeats import Row
-from gangrun.supervisor.node_calls import CommandRetry
+from gangrun.supervisor.node_calls import HOLD_WITHIN_S, CommandRetry
 from gangrun.wire import record as wire_record
 from gangrun.wire.kinds import event_of
 from gangrun.wire.messages import (
@@ -158,6 +158,7 @@ def test_what_cannot_be_killed_is_told_and_asked_again() -> None:
     agent = desk.agents["n1"]
     agent.obeys = False
     cancel(desk)
+    desk.pass_s(HOLD_WITHIN_S)
     agent.answer(agent.heard(Stop)[-1], False, "cannot be killed", StopAnswer(("pid 7",)))
     desk.turn_all()
     assert record(desk, "StopTimedOut") == {"attempt": 0, "node": "n1", "processes": ["pid 7"]}
@@ -173,6 +174,7 @@ def test_ranks_that_had_to_be_killed_are_told() -> None:
     for agent in desk.agents.values():
         agent.obeys = False
     cancel(desk)
+    desk.pass_s(HOLD_WITHIN_S)
     for rank, agent in enumerate(desk.agents.values()):
         agent.answer(agent.heard(Stop)[-1], True, "", StopAnswer((), (rank,), 2.0))
     desk.turn_all()
@@ -272,6 +274,7 @@ def test_a_second_cancel_takes_the_grace_away() -> None:
     desk.running()
     desk.agents["n1"].obeys = False
     cancel(desk)
+    desk.pass_s(HOLD_WITHIN_S)
     cancel(desk)
     stops = desk.agents["n1"].heard(Stop)
     assert stops[0].grace_s > 0 and stops[-1].grace_s == 0 and stops[0].act != stops[-1].act

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import msgspec
 
-from gangrun.chaos.kinds import DISK_KINDS, KINDS, LOCAL_KINDS, NOTHING, DrillKind
-from gangrun.chaos.plan import Drill, Sla
-from gangrun.chaos.score import LeftBehind, Struck, concluded, scored
 from gangrun.core.model import Shape
 from gangrun.core.policy import TrendPolicy
+from gangrun.launch.chaos.kinds import DISK_KINDS, KINDS, LOCAL_KINDS, NOTHING, DrillKind
+from gangrun.launch.chaos.plan import Drill, Sla
+from gangrun.launch.chaos.score import LeftBehind, Struck, concluded, scored
 from gangrun.sim import FaultPlan, InvariantBroken, Kind, Script, Setup, World
 from gangrun.wire.record import replay
 

@@ -26,7 +26,7 @@ ALLOWED = {
         "gangrun/adapters/clock.py",
         "gangrun/training/environment.py",
         "gangrun/training/step.py",
-        "gangrun/chaos/sample.py",  # a training script, started by path
+        "gangrun/launch/chaos/sample.py",  # a training script, started by path
         "gangrun/health/active/device_child.py",
         "gangrun/health/active/pair_child.py",
     },
@@ -35,7 +35,7 @@ ALLOWED = {
         "gangrun/config/environment.py",
         "gangrun/agent/ranks/environment.py",
         "gangrun/training/environment.py",
-        "gangrun/chaos/sample.py",
+        "gangrun/launch/chaos/sample.py",
     },
     "subprocess": ISLANDS
     | {

@@ -18,7 +18,7 @@ CONTEXT: dict[str, Any] = {"allow_interspersed_args": True, "ignore_unknown_opti
 
 
 def _kind(value: object) -> Any:
-    from gangrun.chaos.plan import drill_kind  # not for --help
+    from gangrun.launch.chaos.plan import drill_kind  # not for --help
 
     return drill_kind(value)
 
@@ -49,10 +49,10 @@ def chaos(
       gangrun chaos --local --kind kill-rank --kind stop-rank
       gangrun chaos my-run --plan plan.toml --seed 7
     """  # noqa: D301 - click reads the backspace
-    from gangrun.chaos.own_run import rehearse_local
-    from gangrun.chaos.page import kinds_page, rehearsal_html, rehearsal_page
-    from gangrun.chaos.plan import plan_of
-    from gangrun.chaos.stage import rehearse_run
+    from gangrun.launch.chaos.own_run import rehearse_local
+    from gangrun.launch.chaos.page import kinds_page, rehearsal_html, rehearsal_page
+    from gangrun.launch.chaos.plan import plan_of
+    from gangrun.launch.chaos.stage import rehearse_run
     from gangrun.runs.locate import find
 
     look = look_now()

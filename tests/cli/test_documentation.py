@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from gangrun import errors
-from gangrun.chaos.score import Rehearsal
 from gangrun.cli.main import COMMANDS, MEANT
 from gangrun.cli.manage import ConfigReport
 from gangrun.cli.plan import PlanReport
@@ -24,6 +23,7 @@ from gangrun.config.settings import GROUPS, SETTINGS, Setting
 from gangrun.config.slurm_options import ALL_SETTINGS
 from gangrun.core.policy import HangPolicy, Policy, Timing, TrendPolicy
 from gangrun.display.explain_page import Explanation, RunEvent
+from gangrun.launch.chaos.score import Rehearsal
 from gangrun.launch.local import DetachedRun
 from gangrun.launch.node_history import ClearedNodes, KnownNodes
 from gangrun.launch.prune import PruneReport

@@ -28,7 +28,7 @@ from tests.health.profiles import PROFILES
 
 pytestmark = [pytest.mark.compiler, pytest.mark.processes]
 
-SOURCE = Path(__file__).parents[2] / "gangrun" / "chaos" / "played_nvml.c"
+SOURCE = Path(__file__).parents[2] / "gangrun" / "launch" / "chaos" / "played_nvml.c"
 REPO = Path(__file__).parents[2]
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from gangrun.adapters.local.played_world import PlayedClock
-from gangrun.chaos.own_run import SAMPLE
-from gangrun.chaos.strike import SIGNAL_THERE
 from gangrun.checkpoint.formats.manifest import verify
 from gangrun.core.model import Level
+from gangrun.launch.chaos.own_run import SAMPLE
+from gangrun.launch.chaos.strike import SIGNAL_THERE
 from gangrun.node.processes import host_name
 from tests.faults.inject import gangrun
 from tests.local.evidence import alive

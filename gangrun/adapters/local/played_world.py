@@ -22,7 +22,7 @@ CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 BUILT_WITHIN_S = 120.0
-PLAYED_SOURCES = Path(__file__).resolve().parents[2] / "chaos"
+PLAYED_SOURCES = Path(__file__).resolve().parents[2] / "launch" / "chaos"
 
 
 class NotPossibleHere(OSError):

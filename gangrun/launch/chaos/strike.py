@@ -25,13 +25,13 @@ from pathlib import Path
 from gangrun.adapters.local.played_network import PlayedNetwork
 from gangrun.adapters.local.played_world import PlayedClock, PlayedDriver, make_read_only, make_silent, unmount
 from gangrun.adapters.slurm.step import Unasked, Where, on_each
-from gangrun.chaos.kinds import CLOCK_JUMP_S, LATENCY_S, DrillKind
-from gangrun.chaos.plan import Drill
-from gangrun.chaos.score import Struck
 from gangrun.config import environment
 from gangrun.core.model import Placement
 from gangrun.core.text import signal_name, step_words
 from gangrun.errors import UNKNOWN, UserError
+from gangrun.launch.chaos.kinds import CLOCK_JUMP_S, LATENCY_S, DrillKind
+from gangrun.launch.chaos.plan import Drill
+from gangrun.launch.chaos.score import Struck
 from gangrun.launch.slurm_ask import tools_of
 from gangrun.launch.stop import drain, tell_owner
 from gangrun.node import processes

@@ -7,9 +7,18 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from gangrun.chaos.kinds import NOTHING, DrillKind
-from gangrun.chaos.plan import Drill, Sla
-from gangrun.chaos.score import DrillConclusion, DrillScore, LeftBehind, Struck, concluded, is_over, not_done, scored
+from gangrun.launch.chaos.kinds import NOTHING, DrillKind
+from gangrun.launch.chaos.plan import Drill, Sla
+from gangrun.launch.chaos.score import (
+    DrillConclusion,
+    DrillScore,
+    LeftBehind,
+    Struck,
+    concluded,
+    is_over,
+    not_done,
+    scored,
+)
 from gangrun.sim import FaultPlan, Kind, Setup, World
 
 AT_S = 30.0

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.chaos.kinds import KINDS, DrillKind
-from gangrun.chaos.page import kinds_page, rehearsal_html, rehearsal_page
-from gangrun.chaos.plan import Drill, Sla, plan_of
-from gangrun.chaos.score import DrillConclusion, LeftBehind, Rehearsal, Struck, not_done, scored
 from gangrun.display.status_page import PageFormat
+from gangrun.launch.chaos.kinds import KINDS, DrillKind
+from gangrun.launch.chaos.page import kinds_page, rehearsal_html, rehearsal_page
+from gangrun.launch.chaos.plan import Drill, Sla, plan_of
+from gangrun.launch.chaos.score import DrillConclusion, LeftBehind, Rehearsal, Struck, not_done, scored
 from tests.command_line import Call
 
-PAGE = (Path(__file__).parents[2] / "docs" / "drill.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "drill.md").read_text("utf-8")
 LOOK = PageFormat(1_800_000_000.0)
 DRILLED_MIN_COUNT = 300
 

@@ -19,10 +19,12 @@ import msgspec
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.journal import read_ranks
 from gangrun.adapters.fs.run_dir import RunPaths
-from gangrun.chaos.kinds import PASSES, PASSES_AFTER_S
-from gangrun.chaos.page import strike_line
-from gangrun.chaos.plan import Drill, DrillPlan, noticed_limit_s
-from gangrun.chaos.score import (
+from gangrun.core.model import TERMINAL, Phase, RunState
+from gangrun.errors import UNKNOWN, UserError
+from gangrun.launch.chaos.kinds import PASSES, PASSES_AFTER_S
+from gangrun.launch.chaos.page import strike_line
+from gangrun.launch.chaos.plan import Drill, DrillPlan, noticed_limit_s
+from gangrun.launch.chaos.score import (
     DrillConclusion,
     DrillScore,
     LeftBehind,
@@ -34,9 +36,7 @@ from gangrun.chaos.score import (
     not_done,
     scored,
 )
-from gangrun.chaos.strike import DrillStrike, OwnWorld, belongs
-from gangrun.core.model import TERMINAL, Phase, RunState
-from gangrun.errors import UNKNOWN, UserError
+from gangrun.launch.chaos.strike import DrillStrike, OwnWorld, belongs
 from gangrun.node import processes
 from gangrun.runs.failures import rank_statuses
 from gangrun.runs.follow import JournalReplay

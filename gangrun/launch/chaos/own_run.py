@@ -30,10 +30,13 @@ from gangrun.adapters.local.played_world import (
     own_mounts,
     unmount,
 )
-from gangrun.chaos.kinds import DISK_KINDS, NETWORK_KINDS, DrillKind
-from gangrun.chaos.plan import Drill, DrillPlan
-from gangrun.chaos.score import DrillScore, Rehearsal, not_done
-from gangrun.chaos.stage import (
+from gangrun.config import environment
+from gangrun.config.request import Request, resolved
+from gangrun.errors import UserError
+from gangrun.launch.chaos.kinds import DISK_KINDS, NETWORK_KINDS, DrillKind
+from gangrun.launch.chaos.plan import Drill, DrillPlan
+from gangrun.launch.chaos.score import DrillScore, Rehearsal, not_done
+from gangrun.launch.chaos.stage import (
     GONE_WITHIN_S,
     LOOK_EVERY_S,
     Stage,
@@ -44,10 +47,7 @@ from gangrun.chaos.stage import (
     with_count,
     with_leaks,
 )
-from gangrun.chaos.strike import OwnWorld
-from gangrun.config import environment
-from gangrun.config.request import Request, resolved
-from gangrun.errors import UserError
+from gangrun.launch.chaos.strike import OwnWorld
 from gangrun.launch.create import unmade
 from gangrun.launch.local import begin, nodes_of
 from gangrun.launch.stop import cancel

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.chaos.kinds import KINDS, DrillKind, DrillPlace, refusal_of
-from gangrun.chaos.plan import DrillPlan, noticed_limit_s, plan_of
 from gangrun.errors import UserError
+from gangrun.launch.chaos.kinds import KINDS, DrillKind, DrillPlace, refusal_of
+from gangrun.launch.chaos.plan import DrillPlan, noticed_limit_s, plan_of
 from gangrun.sim import Kind
 
 WHOLE = """

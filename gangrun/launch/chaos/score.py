@@ -13,7 +13,12 @@ from typing import Any
 
 import msgspec
 
-from gangrun.chaos.kinds import (
+from gangrun.core.events import ProgressStalled, StacksTaken
+from gangrun.core.evidence import AlertKind, Hang
+from gangrun.core.model import Cause, Phase, RunState
+from gangrun.core.nodeset import natural_sort
+from gangrun.core.recovery import blame_hang
+from gangrun.launch.chaos.kinds import (
     BAD_LOSS,
     CANCELLED,
     DRAINED,
@@ -29,12 +34,7 @@ from gangrun.chaos.kinds import (
     SUSPECTED,
     DrillKind,
 )
-from gangrun.chaos.plan import Drill, Sla, noticed_limit_s
-from gangrun.core.events import ProgressStalled, StacksTaken
-from gangrun.core.evidence import AlertKind, Hang
-from gangrun.core.model import Cause, Phase, RunState
-from gangrun.core.nodeset import natural_sort
-from gangrun.core.recovery import blame_hang
+from gangrun.launch.chaos.plan import Drill, Sla, noticed_limit_s
 from gangrun.runs.failures import exits_of, first_of
 from gangrun.runs.recoveries import recoveries_of
 from gangrun.runs.status import SCHEMA

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gangrun.chaos.kinds import KINDS, OWN_RUN_WORDS, DrillPlace
-from gangrun.chaos.plan import Drill
-from gangrun.chaos.score import DrillScore, Rehearsal, Struck
 from gangrun.core.text import counted
 from gangrun.display.report.markup import document, figure, folded, table, text
 from gangrun.display.status_page import PageFormat
 from gangrun.display.text import clean, styled, wrapped
 from gangrun.display.text import table as plain_table
 from gangrun.display.times import clock_words, date_words
+from gangrun.launch.chaos.kinds import KINDS, OWN_RUN_WORDS, DrillPlace
+from gangrun.launch.chaos.plan import Drill
+from gangrun.launch.chaos.score import DrillScore, Rehearsal, Struck
 
 _HEAD = ("drill", "fault", "concluded", "node", "noticed", "recovery", "lost", "SLA")
 

@@ -20,10 +20,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gangrun.chaos.kinds import KINDS, DrillKind, refusal_of
 from gangrun.config.failure_file import keyed_value, known_keys, parsed_file
 from gangrun.config.parsers import BadValue, positive_span_s, span_s, switch, text, whole
 from gangrun.errors import UserError, did_you_mean
+from gangrun.launch.chaos.kinds import KINDS, DrillKind, refusal_of
 
 DRILLS_MAX_COUNT = 1000
 DEFAULT_AFTER_S = 3.0

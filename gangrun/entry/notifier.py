@@ -53,7 +53,7 @@ CANCELLED_CODES = (130, 143)
 
 
 @dataclass(slots=True)
-class NewsQueue:
+class PendingNews:
     """News that one service is still to be told of. ``every_s``: one message of a kind, at most."""
 
     every_s: float
@@ -99,7 +99,7 @@ class Teller:
     paths: RunPaths
     send: Callable[[int, str, str, str], str]
     disk: Disk = field(default_factory=Disk)
-    queues: list[NewsQueue] = field(init=False)
+    queues: list[PendingNews] = field(init=False)
     journal: JournalReplay = field(init=False)
     _reader: NoticeReader = field(init=False)
     _log: NotificationLog = field(init=False)
@@ -114,7 +114,7 @@ class Teller:
         self._log = self._noted = read_notifications(self.disk, self.paths)
         self._known = dict.fromkeys(self._log.told)
         self._eta = EtaWatch(self.spec.created_wall, self._log.promised_end)
-        self.queues = [NewsQueue(self.spec.notify.every_s) for _ in self.spec.notify.services]
+        self.queues = [PendingNews(self.spec.notify.every_s) for _ in self.spec.notify.services]
         self._begin()
 
     def _begin(self) -> None:

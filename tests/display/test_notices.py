@@ -9,7 +9,7 @@ import pytest
 
 from gangrun.core.events import CancelRequested, ProgressMarked, ResumeRequested
 from gangrun.display.notices import EtaWatch, NewsItem, NoticeReader, message
-from gangrun.entry.notifier import NewsQueue, Teller
+from gangrun.entry.notifier import PendingNews, Teller
 from gangrun.launch.notifier import OwnerEnd
 from gangrun.runs.snapshot import read
 from gangrun.wire.spec import NEWS, NotifySpec
@@ -72,7 +72,7 @@ def notice(kind: str, number: int) -> NewsItem:
 
 
 def test_news_of_a_kind_waits_and_comes_together() -> None:
-    box = NewsQueue(300.0)
+    box = PendingNews(300.0)
     first, second, third = (notice("recovered", k) for k in range(3))
     box.waiting.append(first)
     assert box.due(0.0) == [first]
@@ -86,7 +86,7 @@ def test_news_of_a_kind_waits_and_comes_together() -> None:
 
 @pytest.mark.parametrize("kind", NEWS)
 def test_only_what_needs_a_person_or_is_the_end_is_never_held_back(kind: str) -> None:
-    box = NewsQueue(300.0)
+    box = PendingNews(300.0)
     box.sent([notice(kind, 0)], 0.0)
     box.waiting += [notice("started" if kind == "eta" else "eta", 1), notice(kind, 2)]
     box.sent([box.waiting[0]], 0.0)
@@ -94,7 +94,7 @@ def test_only_what_needs_a_person_or_is_the_end_is_never_held_back(kind: str) ->
 
 
 def test_a_service_that_refuses_is_asked_four_times_and_then_counted() -> None:
-    box, one, now, tried = NewsQueue(300.0), notice("attention", 0), 0.0, 0
+    box, one, now, tried = PendingNews(300.0), notice("attention", 0), 0.0, 0
     box.waiting.append(one)
     while box.waiting:
         if box.due(now):

@@ -61,7 +61,7 @@ class DrillPlace(Enum):
 
     ANYWHERE = "any run of yours"
     LOCAL = "--local"  # it needs what only a run of its own has: mounts, a network, a played driver, the sample script
-    SLURM = "a Slurm run of yours"
+    SCHEDULED = "a Slurm run of yours"
     NOWHERE = "the simulated world"  # no user can do it to real processes from outside
 
 
@@ -204,7 +204,7 @@ KINDS: Mapping[DrillKind, DrillRow] = {
     DrillKind.PREEMPT: DrillRow(
         "Requeues the job through scontrol requeue, as Slurm does with a job that it preempts (--requeue same-job)",
         "preempted; the ranks stop in order, and the run goes on when the job has nodes again", _any(NOTICED),
-        DrillPlace.SLURM, names_node=False, noticed_s=60.0,
+        DrillPlace.SCHEDULED, names_node=False, noticed_s=60.0,
         refusal="nothing preempts a run on one machine",
     ),
     DrillKind.CLOCK_JUMP: DrillRow(
@@ -233,7 +233,7 @@ def refusal_of(kind: DrillKind, *, local: bool) -> str:
             return f"{row.refusal}; benchmarks/drills.py plays it in the simulated world"
         case DrillPlace.LOCAL if not local:
             return row.refusal
-        case DrillPlace.SLURM if local:
+        case DrillPlace.SCHEDULED if local:
             return row.refusal
         case _:
             return ""

@@ -69,8 +69,8 @@ def _place_words(place: DrillPlace) -> str:
             return "on a run of yours, and with --local"
         case DrillPlace.LOCAL:
             return "with --local only"
-        case DrillPlace.SLURM:
-            return "on a Slurm run of yours only"
+        case DrillPlace.SCHEDULED:
+            return f"on {place.value} only"
         case DrillPlace.NOWHERE:
             return "in the simulated world only (benchmarks/drills.py)"
 

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ def main() -> None:
         for step in range(ROUNDS_COUNT + 1):
             read = spent(lambda: [one.sum().item() for one in words_of(model, optimizer)])
             summed = spent(lambda: copies_of(parts))
-            saved = spent(lambda step=step: saver.save(step, wait=True))
+            saved = spent(partial(saver.save, step, wait=True))
             rounds.append(
                 Round(
                     summed.wall_s, summed.wall_s / saved.wall_s, summed.cpu_s / saved.cpu_s, summed.cpu_s / read.cpu_s

@@ -91,6 +91,8 @@ def place(box: Box, tmp_path: Path) -> Box:
     """A box whose drills keep their folders where nobody else has any."""
     (tmp_path / "t").mkdir()
     box.environment["TMPDIR"] = str(tmp_path / "t")
+    (tmp_path / "memory").mkdir()
+    box.environment["GANGRUN_LOCAL_DIR"] = str(tmp_path / "memory")
     return box
 
 
@@ -109,6 +111,7 @@ def nothing_left(box: Box) -> None:
     assert not list(Path(box.environment["TMPDIR"]).glob("gangrun-drill-*"))
     assert "gangrun-drill" not in Path("/proc/self/mounts").read_text()
     assert not list((box.folder / "state").rglob("*-*-*.json")), "no run is left in the index"
+    assert not list(Path(box.environment["GANGRUN_LOCAL_DIR"]).glob("*/*")), "no small files of its ranks are left"
 
 
 def test_ranks_that_die_are_noticed_judged_and_started_again_and_nothing_stays(place: Box) -> None:

@@ -30,6 +30,7 @@ from gangrun.adapters.local.played_world import (
     own_mounts,
     unmount,
 )
+from gangrun.agent.ranks.environment import shared_memory_root, sweep
 from gangrun.config import environment
 from gangrun.config.request import Request, resolved
 from gangrun.errors import UserError
@@ -166,3 +167,4 @@ def _end(stage: Stage) -> None:
         return [proc for pid in run_processes(run) if (proc := processes.read_proc(pid)) is not None]
 
     processes.kill_until_none(there, GONE_WITHIN_S, lambda: None)
+    sweep(shared_memory_root())  # small files of ranks, which agents that are killed at once leave

@@ -75,7 +75,7 @@ class RankSample(msgspec.Struct, frozen=True, array_like=True):
     growths: tuple[FillTrend, ...] = ()  # what it or its node will run out of
     gpu: GpuUse | None = None  # its GPU, told each time that it was read
     checks: SelfChecks | None = None  # what its own checks found in this attempt
-    moves: bool = False  # its sampler counts collectives, and it does not stand
+    moves: bool = False  # it has issued collectives since the reading before
 
 
 class AgentEvent(msgspec.Struct, frozen=True):

@@ -62,23 +62,3 @@ def test_a_rank_that_sleeps_before_a_collective_is_named_and_the_collective_with
     reason = box.status()["attempts"][0]["reason"]
     assert f"rank 1 on {host_name()} is in train.py:7 in <module>" in reason
     assert "collective 4 of group 0 is all_reduce of 1, which rank 1 did not enter (newest 3)" in reason
-
-
-MOVES = """
-import time
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-until = time.monotonic() + 60
-over = torch.zeros(1)
-while not over:
-    time.sleep(0.5)
-    over.fill_(time.monotonic() > until)
-    dist.all_reduce(over)
-"""
-
-
-@pytest.mark.slow
-def test_a_silent_script_that_uses_little_cpu_is_not_hung_as_long_as_it_issues_collectives(box: Box) -> None:
-    box.start("--nproc-per-node", "2", "--hang-timeout", "25", "--max-restarts", "0", box.script(MOVES))
-    assert box.end(180) == 0, box.told()
-    assert [one["outcome"] for one in box.status()["attempts"]] == ["succeeded"]

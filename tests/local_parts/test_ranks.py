@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import textwrap
@@ -12,8 +13,11 @@ import pytest
 
 from gangrun.agent.brain import facts
 from gangrun.agent.ranks.gang_part import LaunchError
+from gangrun.agent.ranks.observe import look_at
+from gangrun.agent.ranks.stop import free_port
 from gangrun.core.events import StacksTaken
 from gangrun.core.recovery.gpu_rules import GpuUse
+from gangrun.node.place_page import now_ns
 from gangrun.wire.messages import Prepare, Stacks
 from tests.local_parts.gang import (
     GRACE_S,
@@ -490,3 +494,37 @@ def test_a_launch_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
         made.gang.launch(order(1, attempt=1))
         assert made.next_fact(facts.RankEnded).exit.code == 127
         until(lambda: "cannot run no-such-command: No such file or directory" in made.log(1), 5, "the reason")
+
+
+COLLECTIVES = """
+import sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+print("ready", flush=True)
+while True:
+    time.sleep(0.2)
+    if sys.argv[1] == "all":
+        dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.parametrize("who", ["all", "nobody"])
+def test_a_rank_moves_only_if_it_issues_collectives(tmp_path: Path, who: str) -> None:
+    """Which keeps a silent gang from being called hung. A loop that waits for something may wait for ever."""
+    with gang(tmp_path, COLLECTIVES, who) as made:
+        made.gang.launch(order(2, master_port=free_port((), random.Random(7))))
+        made.ready(2)
+        moved, seen_since = set[int](), set[int]()
+
+        def seen_often() -> bool:
+            samples = made.gang.readings()
+            moved.update(one.rank for one in samples if one.moves)
+            running = made.gang._gang
+            assert running is not None
+            looks = [look_at(running.ranks[one.rank], one, now_ns()) for one in samples]
+            if all(look is not None and look.counts for look in looks):  # the samplers know of the process group
+                seen_since.add(sum(look.looks[0] for look in looks if look is not None))
+            return len(seen_since) > 10
+
+        until(seen_often, 60, "samplers that see a process group, again and again")
+        assert moved == ({0, 1} if who == "all" else set())

@@ -158,6 +158,7 @@ class RankGang:
         self._standbys = Standbys(spec.node, self._spawn, now, people.say)
         self._shared = SharedImports(spec.shared_imports) if spec.shared_imports is not None else None
         self._taught: list[ImportList] = []
+        self._may_come: dict[int, WarmRank] = {}  # to this node, while it has no ranks
         self._idle_since = now()
         self._family = OwnProcesses(
             tag_prefix(spec.run, spec.node),
@@ -171,6 +172,7 @@ class RankGang:
         self._paces, self._growth = RankPaces(spec.trends), NodeFill(spec.trends)
         self._room = NodeRoom()
         self._use_at, self._growths = -math.inf, dict[int, tuple[FillTrend, ...]]()
+        self._issued: dict[int, int] = {}  # collectives of each rank, as they were counted last
         self._gpu_memory: dict[int, tuple[int, int]] = {}  # used of each rank's, and all, read since the last look
         self._ladder: StopLadder | None = None
         self._ports_used: deque[int] = deque(maxlen=64)
@@ -211,7 +213,7 @@ class RankGang:
         self._stands.begin()
         self._paces.begin()
         self._growth.begin()
-        self._growths, self._gpu_memory = {}, {}
+        self._growths, self._gpu_memory, self._issued = {}, {}, {}
         spec = self._spec
         try:
             gang = self._gang = _Gang(spec, order, self._now, self._people)
@@ -343,7 +345,11 @@ class RankGang:
         if self._shared.lists is not self._taught:
             self._taught = self._shared.lists
             self._standbys.teach(self._taught)
-        spec, ranks = self._spec, tuple(range(len(self._taught)))
+            self._may_come = self._spare_ranks(len(self._taught))
+        return self._may_come
+
+    def _spare_ranks(self, count: int) -> dict[int, WarmRank]:
+        spec, ranks = self._spec, tuple(range(count))
         order = Launch(
             term=0, act=(0, 0), attempt=0, world_size=spec.full_world_size, node_rank=0, nodes_count=1, ranks=ranks,
             slots=ranks, master_addr="", master_port=0, nodes=(),
@@ -406,7 +412,9 @@ class RankGang:
         looks = {n: look for n, sample in taken.items() if (look := look_at(gang.ranks[n], sample, now)) is not None}
         stands = without_repeated_places(self._stands.look(looks, now / 1e9))
         gang.ask_dumps({n for n, stand in stands.items() if stand.stood_s >= SUSPECT_S})
-        steps = {n: one.step if one.step >= 0 else _issued(looks.get(n)) for n, one in taken.items()}
+        before, self._issued = self._issued, {n: _issued(look) for n, look in looks.items()}
+        issued = self._issued
+        steps = {n: one.step if one.step >= 0 else issued.get(n, 0) for n, one in taken.items()}
         for n, look in looks.items():
             self._paces.look(n, look.looks, now / 1e9, trains=taken[n].phase not in LONG_PHASES)
         gpus = self._gpu_use(gang)
@@ -416,7 +424,7 @@ class RankGang:
                 sample,
                 is_sampled=n in looks,
                 stand=stands.get(n),
-                moves=n in looks and bool(looks[n].counts) and n not in stands,
+                moves=issued.get(n, 0) > before.get(n, 0),
                 pace=paces.get(n),
                 growths=growths.get(n, ()),
                 gpu=gpus.get(n),
@@ -549,9 +557,9 @@ class RankGang:
         return self._forget(LOGS_CLOSE_AT_END_S)
 
 
-def _issued(look: Look | None) -> int:
+def _issued(look: Look) -> int:
     """How many collectives the rank has issued."""
-    return 0 if look is None else sum(count for _, count in look.counts)
+    return sum(count for _, count in look.counts)
 
 
 def _nothing() -> None:

@@ -2,7 +2,7 @@
 
 One rank's state in one keeper. *Write*: its files to the disk, with fsync. *Verify*: every byte by the manifest.
 *Load*: from the disk, whose cache has the file, and with the cache dropped. *Memory*: the same reader, from the
-keeper's descriptors: what no resume does (docs/decisions/0006). Medians, all in one run: read the ratios.
+keeper's descriptors: a resume if nodes have all files (decision 0006). Medians, all in one run: read the ratios.
 Run:  python benchmarks/memory_resume.py [--mb 512] [--rounds 5] [--folder DIR] [--json FILE]
 """
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gangrun.agent.brain.facts import DiskTaskDone, Fact
@@ -32,6 +32,7 @@ from gangrun.checkpoint.memory_tier.recover_from_memory import GIVEN_UP, bring, 
 from gangrun.checkpoint.parity.code import CannotRebuild, GivenUp
 from gangrun.checkpoint.verification import verify_share
 from gangrun.core.checkpoints.memory import HeldCode, HeldStripe, Holding
+from gangrun.core.model import MemoryStep
 from gangrun.wire import protection as wire_protection
 from gangrun.wire.code_layout import LayoutRefused
 from gangrun.wire.manifest import MANIFEST_MAX_BYTES, MANIFEST_NAME, ManifestError, decode
@@ -89,7 +90,7 @@ def recover(keeper: str, command: Recover, ended: Callable[[], bool] = lambda: F
         return DiskTaskDone(command, not command.into, str(error))
     try:
         if not command.into:
-            return DiskTaskDone(command, True, answer=MemoryAnswer(holdings(kept, command.attempt)))
+            return DiskTaskDone(command, True, answer=MemoryAnswer(holdings(kept, command.attempt, command.base)))
         name = StepName(command.attempt, command.step, command.nonce)
         if command.rebuild:
             rebuild_files(_record(kept, name), command.rebuild, command.into, ended)
@@ -104,14 +105,21 @@ def recover(keeper: str, command: Recover, ended: Callable[[], bool] = lambda: F
         kept.close()
 
 
-def holdings(kept: KeeperClient, attempt: int) -> tuple[Holding, ...]:
-    """What this node holds of this attempt. A manifest is put there last, so where one is, every shard is somewhere."""
-    return tuple(_holding(kept, attempt, step) for step in kept.held(attempt))
+def holdings(kept: KeeperClient, attempt: int, base: MemoryStep | None = None) -> tuple[Holding, ...]:
+    """What this node holds of this attempt, and of the step that it began from. A manifest is put there last, so where
+    one is, every shard is somewhere.
+    """
+    name = _name_of(base) if base is not None else None
+    return tuple(_holding(kept, attempt, name, step) for step in kept.held(attempt, name))
 
 
-def _holding(kept: KeeperClient, attempt: int, found: Any) -> Holding:
+def _name_of(step: MemoryStep) -> StepName:
+    return StepName(step.attempt, step.step, step.nonce)
+
+
+def _holding(kept: KeeperClient, attempt: int, base: StepName | None, found: Any) -> Holding:
     step, nonce, sizes = int(found["step"]), str(found["nonce"]), dict(found["files"])
-    name = StepName(attempt, step, nonce)
+    name = base if base is not None and base.nonce == nonce else StepName(attempt, step, nonce)
     wanted = 0
     if 0 < sizes.get(MANIFEST_NAME, 0) <= MANIFEST_MAX_BYTES:
         try:
@@ -145,6 +153,7 @@ def _read(kept: KeeperClient, name: StepName, file: str) -> bytes:
 
 
 NICENESS = 10  # ranks come first
+PATHS_WITHIN_S = 5.0
 
 
 class MemoryTasks:
@@ -170,6 +179,19 @@ class MemoryTasks:
             return DiskTaskDone(command, True)  # nothing is wanted any more
         return self._held(command) if command.pin else recover(self._keeper, command)
 
+    def paths(self, step: MemoryStep, attempt: int) -> Mapping[str, str]:
+        """The files of the step that this attempt begins from, by name, and where ranks read them; OSError. The loop
+        waits for it.
+        """
+        kept = KeeperClient(self._keeper, PATHS_WITHIN_S)
+        try:
+            found = kept.paths(attempt, _name_of(step))
+        finally:
+            kept.close()
+        if MANIFEST_NAME not in found:
+            raise KeeperRefused(f"step {step.step} is not in this node's memory any more")
+        return found
+
     def _ended(self, command: Recover) -> Callable[[], bool]:
         return lambda: self._newest > command.act
 
@@ -188,8 +210,8 @@ class MemoryTasks:
         kept = None
         try:
             kept = KeeperClient(self._keeper)
-            kept.pin(command.attempt)
-            steps = holdings(kept, command.attempt)
+            kept.pin(command.attempt, _name_of(command.base) if command.base is not None else None)
+            steps = holdings(kept, command.attempt, command.base)
         except OSError as error:
             if kept is not None:
                 kept.close()
@@ -213,7 +235,7 @@ class MemoryTasks:
             return DiskTaskDone(command, False, "what was asked for is not pinned any more")
         try:
             name = StepName(command.attempt, command.step, command.nonce)
-            kept.pin(command.attempt, name)
+            kept.pin_one(name)
             if command.files:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # of this thread alone
                 bring(kept, name, command.files, command.into, self._ended(command))

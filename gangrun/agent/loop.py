@@ -252,9 +252,14 @@ class AgentLoop:
         self._ranks.prepare(command)
 
     def _launch(self, command: Launch) -> None:
-        attempt = command.attempt
+        attempt, step = command.attempt, command.resume_memory
         try:
-            ranks = self._ranks.launch(command, lambda: self._brain.lease.live(self._clock.now()))
+            files = self._memory.paths(step, attempt) if self._memory is not None and step is not None else {}
+        except OSError as error:
+            self._local(facts.RanksLaunched(attempt, False, error.strerror or str(error), retry_free=True))
+            return
+        try:
+            ranks = self._ranks.launch(command, lambda: self._brain.lease.live(self._clock.now()), files)
         except RuntimeError as error:
             self._local(facts.RanksLaunched(attempt, False, str(error)))
             return

@@ -24,9 +24,12 @@ class CheckNodes:
 
 @dataclass(frozen=True, slots=True)
 class SealAttempts:
-    """Seal staging of every attempt before ``attempt``; answers with ``AttemptSealed``."""
+    """Seal staging of every attempt before ``attempt``; answers with ``AttemptSealed``, and before that with
+    ``StepHeld`` if the newest step is whole in the memory of each of ``nodes``.
+    """
 
     attempt: int
+    nodes: tuple[str, ...] = ()  # that will have ranks; (): what memory holds is written to the disk first
 
 
 @dataclass(frozen=True, slots=True)

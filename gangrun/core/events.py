@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gangrun.core.evidence import Alert, Anomaly, NodeFinding, RankExit, RankObservation, RankStack, SelfChecks
-from gangrun.core.model import BrokenSlot, CheckpointRef, Inventory, Met, Origin, StepTime
+from gangrun.core.model import BrokenSlot, CheckpointRef, Inventory, MemoryStep, Met, Origin, StepTime
 
 
 class NoticeKind(Enum):
@@ -307,6 +307,15 @@ class StepBrought:
 
 
 @dataclass(frozen=True, slots=True)
+class StepHeld:
+    """Each of ``nodes`` has this save whole in its memory: ``attempt``, which is being started, may load it there."""
+
+    attempt: int
+    save: MemoryStep
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FlushDue:
     """The disk has had nothing new for as long as it may, and memory has: ``step``."""
 
@@ -493,6 +502,7 @@ Event = (
     | StopTimedOut
     | CheckpointSeen
     | StepBrought
+    | StepHeld
     | FlushDue
     | SaveRequested
     | DrainRequested

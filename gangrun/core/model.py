@@ -406,13 +406,31 @@ class Races:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryStep:
+    """A save in the memory of nodes. The attempt that made it and the nonce tell it from others of the same step."""
+
+    attempt: int
+    step: int
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldStep:
+    """A save that each of these nodes has whole in its memory, and that is not on disk."""
+
+    save: MemoryStep
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointRef:
     """A valid checkpoint: the step it resumes from, where it is, how far it was proven."""
 
     step: int
-    path: str
+    path: str  # "" of one that is in memory only
     level: Level
     savers: Savers | None = None  # of checkpoints in this format; None: not known
+    memory: MemoryStep | None = None  # it is loaded from there
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,6 +485,7 @@ class AttemptRecord:
     last_step: int = -1  # the highest one seen in it, once it has ended
     first_told: int = -1  # the first one that ranks reported or printed; a print may count from 1 in each attempt
     last_told: int = -1  # the highest of these, once it has ended
+    memory: MemoryStep | None = None  # that it began from, if that was in memory only
 
 
 @dataclass(frozen=True, slots=True)
@@ -597,6 +616,7 @@ class SavedProgress:
     poisoned: tuple[Poisoned, ...] = ()  # were set aside
     cleared: tuple[str, ...] = ()  # paths of those that were, and are to be put back
     brought_attempt: int = -1  # steps of attempts up to this one are not brought from memory any more
+    held: HeldStep | None = None  # that the attempt which is being started may load instead of what is on disk
     savers: Savers | None = None  # as the newest one's format tells; None: none was seen
 
     @property

@@ -82,7 +82,7 @@ def seen(event: ev.Event, at: float) -> str:
             return _of_nodes(event, at)
         case ev.AttemptSealed() | ev.ResumeChosen() | ev.NoneValid() | ev.CheckpointSeen():
             return _of_checkpoints(event)
-        case ev.StepBrought():
+        case ev.StepBrought() | ev.StepHeld():
             return flush_to_disk.sentence(event)
         case ev.SaveAnswered():
             return f"the ranks did not save: {event.why}" if event.why else f"the ranks saved step {event.step}"
@@ -182,7 +182,7 @@ def _of_checkpoints(event: ev.AttemptSealed | ev.ResumeChosen | ev.NoneValid | e
             return f"staging of all attempts before {event.attempt} is sealed"
         case ev.ResumeChosen():
             chosen = event.checkpoint
-            none = "gangrun names no checkpoint to the script"
+            none = "no checkpoint on disk is resumed from"
             return none if chosen is None else f"a checkpoint: {_checkpoint(chosen)}"
         case ev.NoneValid():
             return "the checkpoints could not be read" if event.storage else "no checkpoint may be resumed from"
@@ -307,6 +307,7 @@ def done(action: act.Action) -> str:
             return f"{back}looked for the checkpoint to resume from ({action.request}{known}){without}"
         case act.StartGang(placement=placed, resume=resume):
             origin = f"from {step_words(resume.step)}" if resume else "from the beginning"
+            origin += " in memory" if resume and resume.memory else ""
             left_out = sum(count for _, count in action.skip_batches)
             without = f", without {left_out} global batches" if left_out else ""
             return f"started {counted(placed.world_size, 'rank')} on {fold(placed.nodes)} {origin}{without}"

@@ -297,6 +297,7 @@ def facts_of(
         mark_cancel=mark_cancel,
         note_nodes=note_nodes,
         memory_staging=_memory_staging(spec),
+        loads_memory=not spec.checkpoint.validator,
         total_steps=spec.total_steps,
         alone=arguments.last_resort,
     )

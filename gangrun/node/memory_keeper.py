@@ -8,9 +8,13 @@ so nothing has to be cleaned: all is gone with this process. Who speaks to it is
     done   the same                           -> sealed: nobody can change it any more
     whole  attempt, step, nonce               -> what was begun before it may go
     abandon attempt, step, nonce              -> gone
-    held   attempt                            -> what is there of it; older attempts go
+    held   attempt[, base]                    -> what is there of it, and of base; older attempts go
     open   attempt, step, nonce, name         -> the memfd, to read
-    pin    attempt[, step, nonce]             -> these steps stay until who said so pins others, or goes
+    paths  attempt[, base]                    -> where base is read: its files as they are below /proc
+    pin    attempt[, step, nonce | base]      -> these steps stay until who said so pins others, or goes
+
+``base``: the step that the attempt began from, as [attempt, step, nonce]. It stays until a step of that attempt is
+whole.
 
 An answer comes in as many messages as it needs: each but the last begins with ``MORE``, the last one with ``LAST``.
 """
@@ -42,12 +46,15 @@ Key = tuple[int, int, str]
 
 
 class File:
-    """One memfd; ``writer`` is the connection that may still write it, None once it is sealed."""
+    """One memfd; ``writer`` is the connection that may still write it, None once it is sealed.
 
-    __slots__ = ("fd", "size", "writer")
+    ``shown``: the same file under a number that only it ever has, or -1.
+    """
+
+    __slots__ = ("fd", "shown", "size", "writer")
 
     def __init__(self, fd: int, size: int, writer: socket.socket) -> None:
-        self.fd, self.size = fd, size
+        self.fd, self.shown, self.size = fd, -1, size
         self.writer: socket.socket | None = writer
 
 
@@ -59,6 +66,8 @@ class Keeper:
         self.used_bytes = 0
         self._steps: dict[Key, dict[str, File]] = {}
         self._floor = -1  # attempts below it are over
+        self._base: tuple[int, Key | None] = -1, None  # what this attempt began from
+        self._shown_from = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         self._pins: dict[socket.socket, set[Key]] = {}
         self._needless: set[Key] = set()  # would have gone, but for somebody's pin
 
@@ -75,12 +84,17 @@ class Keeper:
         if op == "abandon":
             self._drop(key)
             return {"ok": True}, -1
+        base = said.get("base")
+        if base is not None:
+            self._base = key[0], (int(base[0]), int(base[1]), str(base[2]))
         if op == "pin":
-            self._pins[writer] = {one for one in self._steps if one[0] == key[0] and (key[1] < 0 or one == key)}
+            self._pins[writer] = set(self._of(key[0])) if key[1] < 0 else {key}
             self._sweep()
             return {"ok": True}, -1
         if op == "held":
             return self._held(key[0]), -1
+        if op == "paths":
+            return self._paths(), -1
         if op == "open":
             file = self._steps.get(key, {}).get(name)
             return ({"ok": True}, file.fd) if file and file.writer is None else _no(f"{name!r} is not kept")
@@ -126,15 +140,33 @@ class Keeper:
         self._forget(attempt)
         steps = [
             {"step": key[1], "nonce": key[2], "files": {n: f.size for n, f in files.items() if f.writer is None}}
-            for key, files in self._steps.items()
-            if key[0] == attempt
+            for key, files in self._of(attempt).items()
         ]
         return {"ok": True, "steps": steps, "used_bytes": self.used_bytes, "limit_bytes": self.limit_bytes}
+
+    def _of(self, attempt: int) -> dict[Key, dict[str, File]]:
+        """The steps that this attempt may be resumed from."""
+        base = self._base_of(attempt)
+        return {key: files for key, files in self._steps.items() if key[0] == attempt or key == base}
+
+    def _base_of(self, attempt: int) -> Key | None:
+        return self._base[1] if self._base[0] == attempt else None
+
+    def _paths(self) -> dict[str, Any]:
+        """By numbers that no other file gets after them: a path that is read too late must not lead to another step."""
+        files = self._steps.get(self._base[1] or (-1, -1, ""), {})
+        sealed = {name: file for name, file in files.items() if file.writer is None}
+        for file in sealed.values():
+            if file.shown < 0:
+                file.shown = fcntl.fcntl(file.fd, fcntl.F_DUPFD_CLOEXEC, self._shown_from)
+                self._shown_from = file.shown + 1
+        return {"ok": True, "files": {name: f"/proc/{os.getpid()}/fd/{file.shown}" for name, file in sealed.items()}}
 
     def _forget(self, attempt: int) -> None:
         """A later attempt has chosen where it goes on: nothing older may be offered any more."""
         self._floor = max(self._floor, attempt)
-        self._needless.update(key for key in self._steps if key[0] < self._floor)
+        kept = self._base_of(self._floor)
+        self._needless.update(key for key in self._steps if key[0] < self._floor and key != kept)
         self._sweep()
 
     def _sweep(self) -> None:
@@ -150,6 +182,8 @@ class Keeper:
     def _let_go(self, file: File) -> None:
         self.used_bytes -= file.size
         os.close(file.fd)
+        if file.shown >= 0:
+            os.close(file.shown)
 
     def left(self, writer: socket.socket) -> None:
         """Who wrote is gone: what it had not finished is worth nothing, and what it had pinned may go."""

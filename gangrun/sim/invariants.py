@@ -3,7 +3,8 @@
 Each is checked at the very event that can violate it, not after every event: a ticket, a durable record, a forked rank,
 a commit, a choice, a turn of the loop. Numbers as in ``docs/protocol.md`` section 9. What one state alone can show is
 ``core.invariants``. A broken one raises ``InvariantBroken``. ``Checker`` holds records, tickets and gangs against each
-other; ``Safety`` has what lies between a supervisor and its agents; ``NodeEmpty`` has invariant I16, ``Exclusions`` I9.
+other; ``Safety`` has what lies between a supervisor and its agents, ``Tiers`` what lies between disk and memory;
+``NodeEmpty`` has invariant I16, ``Exclusions`` I9.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from gangrun.core.nodes.race import FIGURES
 from gangrun.sim.body.agent import SimAgent
 from gangrun.sim.body.checkpoints import Name, Saved
 from gangrun.sim.body.gang import SimGang, SimRank
-from gangrun.sim.body.memory import newest_on
 from gangrun.sim.body.node import SimNode
 from gangrun.sim.body.refills import RefillJob
 from gangrun.sim.body.scheduler import Job
 from gangrun.sim.body.supervisor import SimSupervisor
 from gangrun.sim.body.surroundings import Checks
 from gangrun.sim.cluster import Cluster
-from gangrun.sim.faults import MISSES_NO_MEMORY, FaultPlan, Kind
+from gangrun.sim.faults import FaultPlan, Kind
+from gangrun.sim.tier_invariants import Tiers
 from gangrun.supervisor.heartbeats import roster_of
 from gangrun.supervisor.node_calls import FRAGMENT
 from gangrun.wire import record as wire_record
@@ -84,6 +85,7 @@ class Checker(Checks):
         self.safety = Safety(self)
         self.node_empty = NodeEmpty(self)
         self.exclusions = Exclusions(world, self.broken)
+        self._tiers = Tiers(world, plan, self.broken)
         self._big = world.setup.shape.nodes_count > BIG_NODES_COUNT
 
     def broken(self, which: str, what: str) -> None:
@@ -167,7 +169,7 @@ class Checker(Checks):
             attempt = int(act.args.get("attempt", act.args.get("number", act.args.get("seq", -1))))
             self._acts[record.term, act.kind, attempt] = act.n
             if act.kind in {"EndJob", "SubmitSuccessor"} and act.args.get("phase") != Phase.SUCCEEDED.value:
-                self._takes_along(record)
+                self._tiers.takes_along(record, self.chosen)
         self._counted_once(record)
         self._follows_the_table(record)
         self.safety.record(record)
@@ -309,6 +311,7 @@ class Checker(Checks):
         """A rank was forked."""
         self._has_ticket(command.term, "StartGang", command.attempt)
         self.node_empty.forked(node, rank)
+        self._tiers.begins(command)
         cancelled_at = self.world.disk.cancelled_at
         if cancelled_at is not None and self.world.timeline.now > cancelled_at + CANCEL_WORD_S:
             self.broken("I8", f"{rank.name} started {self.world.timeline.now - cancelled_at:.1f} s after the cancel")
@@ -339,7 +342,8 @@ class Checker(Checks):
             self._best_step, self._idle_starts_count = saved.step, 0
         if saved.nonce in self.world.checkpoint_fs.poisoned:
             self.broken("I5", f"step {saved.step}, set aside as poisoned, is brought to the disk again")
-        later = sorted({attempt for _, attempt in self.chosen if attempt > saved.name[1]})
+        later = sorted({attempt for _, attempt in self.chosen if attempt > saved.counts_for})
+        self._tiers.committed(saved)
         if later and not self.world.checkpoint_fs.seals:
             self.late.add(saved.nonce)  # nothing can keep it out of the directory there: it must not be chosen
         elif later:
@@ -361,7 +365,9 @@ class Checker(Checks):
                 self.broken("I5", f"attempt {attempt} resumes from {saved}, the newest valid is {best}")
             if saved is None and fs.ever_valid:
                 self.broken("I6", f"attempt {attempt} starts from zero though checkpoints were committed")
-        self._over_tiers(attempt, saved, told_so or back)
+        if not (told_so or back):
+            self._tiers.chose(attempt, saved, self.chosen, self.replayed())
+        self._tiers.keeps_base(attempt)
         if saved is not None and not told_so:
             self._copies_agreed(attempt, saved)
         if saved is not None and saved.name not in self._starts:
@@ -376,37 +382,9 @@ class Checker(Checks):
             if spoilt and saved.name[1] == seen.attempt:
                 self.broken("I19", f"attempt {attempt} resumes from {saved}, though copies of it differ: {seen}")
 
-    def _over_tiers(self, attempt: int, saved: Saved | None, told_so: bool) -> None:
-        """I5 where nothing stood in the way of asking: no newer step is whole in the memory of nodes that are up."""
-        newest = self._in_memory()
-        if not told_so and newest > (saved.step if saved is not None else -1):
-            self.broken("I5", f"attempt {attempt} resumes from {saved}, while step {newest} is whole in memory")
-
-    def _takes_along(self, record: Record) -> None:
-        """A job's end takes its memory along, so it may hold nothing that the disk has not."""
-        newest = self._in_memory()
-        back = [int(path.rpartition("-")[2]) for act in record.actions for path in act.args.get("put_back", ())]
-        if newest > max([*self.world.checkpoint_fs.saved, *back], default=-1):
-            self.broken("I5", f"the job ends ({record.reason}), and step {newest} is in its memory only")
-
-    def _in_memory(self) -> int:
-        """The newest step of the newest attempt that nodes have whole and could be asked for; -1: none."""
-        world = self.world
-        if not world.setup.script.memory_every_count or not self.chosen or self._memory_may_be_missed():
-            return -1
-        return newest_on(
-            [node for node in world.nodes if node.up], max(attempt for _, attempt in self.chosen), world.memory.names
-        )
-
-    def _memory_may_be_missed(self) -> bool:
-        """Was there a fault so far for which a node may not be asked, or may not write?"""
-        now = self.world.timeline.now
-        return any(fault.at_s <= now and fault.kind not in MISSES_NO_MEMORY for fault in self.plan)
-
     def released(self, node: SimNode, key: tuple[int, int, str]) -> None:
         """A node lets a step in memory go."""
-        if not any(other[0] == key[0] and other[1] > key[1] for other in self.world.memory.protected):
-            self.broken("I17", f"{node.name} let step {key[1]} go before every node had a newer one")
+        self._tiers.released(node, key)
 
     def replaced(self, saved: Saved) -> None:
         """A committed checkpoint was written over."""

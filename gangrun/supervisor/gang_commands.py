@@ -27,11 +27,11 @@ from gangrun.core.actions import (
     SubmitSuccessor,
     TakeStacks,
 )
-from gangrun.core.checkpoints.memory import WholeStep, newest_chosen
+from gangrun.core.checkpoints.memory import Offered, WholeStep, offered
 from gangrun.core.checkpoints.poison import to_set_aside
 from gangrun.core.checkpoints.resume import far_share
-from gangrun.core.events import Event, StepBrought
-from gangrun.core.model import RunState, Savers
+from gangrun.core.events import Event, StepBrought, StepHeld
+from gangrun.core.model import MemoryStep, RunState, Savers
 from gangrun.core.policy import Policy, Timing
 from gangrun.ports import Checkpoints, Jobs, VerifyAsked
 from gangrun.supervisor.heartbeats import Leadership, Row, Silence
@@ -47,7 +47,7 @@ from gangrun.supervisor.node_calls import (
     VerifyCall,
 )
 from gangrun.supervisor.opening import RunFacts
-from gangrun.supervisor.recover_call import Done, RecoverCall
+from gangrun.supervisor.recover_call import Done, MemoryLoad, RecoverCall
 from gangrun.wire.messages import CommandResult, Farewell
 
 NEVER = float("inf")
@@ -191,44 +191,53 @@ class GangCommands:
         """What only nodes' memory holds is brought to the disk."""
         _end(self._recover)
         if isinstance(action, BringSteps):
-            self._bring(action, now)
+            self._bring(action, state, now)
         else:
-            self._recover_then_seal(action.attempt, state, now)
+            self._recover_then_seal(action, state, now)
 
-    def _recover_then_seal(self, attempt: int, state: RunState, now: float) -> None:
+    def _recover_then_seal(self, action: SealAttempts, state: RunState, now: float) -> None:
         """In any case older attempts are sealed."""
-        last = newest_chosen([(one.number, bool(one.nodes)) for one in state.attempts], attempt)
+        attempt, theirs = action.attempt, offered(state.attempts, action.attempt)
         spoilt = to_set_aside(state) is not None  # what the last attempt kept is of the state that is set aside
-        if self._facts.memory_staging is None or last < 0 or spoilt:
+        if self._facts.memory_staging is None or theirs is None or spoilt:
             self._checkpoints.seal(attempt)
             return
 
         def done(path: str, step: WholeStep | None, why: str) -> list[Event]:
-            told = self._brought(last, path, step, why)
+            told = self._brought(theirs.attempt, path, step, why)
             self._checkpoints.seal(attempt)
             return told if step is not None else []
 
-        nodes = sorted(node for node in self._rows if node in state.roster.nodes and not state.roster.nodes[node].lost)
-        self._begin_recover(last, state.checkpoints.disk_step, nodes, done, now)
+        def held(step: WholeStep, nodes: tuple[str, ...]) -> list[Event]:
+            self._checkpoints.seal(attempt)
+            return [StepHeld(attempt, MemoryStep(theirs.attempt, step.step, step.nonce), nodes)]
 
-    def _bring(self, action: BringSteps, now: float) -> None:
+        nodes = sorted(node for node in self._rows if node in state.roster.nodes and not state.roster.nodes[node].lost)
+        load = MemoryLoad(action.nodes, held) if action.nodes and self._facts.loads_memory else None
+        self._begin_recover(theirs, attempt - 1, state.checkpoints.disk_step, nodes, done, now, load=load)
+
+    def _bring(self, action: BringSteps, state: RunState, now: float) -> None:
         """Before this job ends, or while ranks train on; answered with ``StepBrought``."""
+        theirs = offered([one for one in state.attempts if one.number == action.attempt], action.attempt + 1)
         within_s = BRING_SHARE * action.within_s
         done = partial(self._brought, action.attempt)
         self._begin_recover(
-            action.attempt, action.above_step, action.nodes, done, now, within_s=within_s, pin=action.flush
-        )
+            theirs or Offered(action.attempt), state.attempt.number, action.above_step, action.nodes, done, now,
+            within_s=within_s, pin=action.flush,
+        )  # fmt: skip
 
     def _begin_recover(
-        self, attempt: int, above_step: int, nodes: Collection[str], done: Done, now: float, **how: Any
+        self, theirs: Offered, number: int, above_step: int, nodes: Collection[str], done: Done, now: float, **how: Any
     ) -> None:
-        """Without a place to bring steps to, no node is asked."""
+        """Without a place to bring steps to, no node is asked. ``number``: of an attempt whose staging is not sealed,
+        and will be before a later one chooses.
+        """
         checkpoints = self._checkpoints
-        staging = self._facts.memory_staging(self._board.term, attempt) if self._facts.memory_staging else ""
+        staging = self._facts.memory_staging(self._board.term, number) if self._facts.memory_staging else ""
         if staging:
             checkpoints.prepare(staging)
         self._recover = RecoverCall(
-            self._board, attempt, above_step, nodes if staging else (), staging, done, now,
+            self._board, theirs, above_step, nodes if staging else (), staging, done, now,
             ready=partial(checkpoints.prepared, staging), discard=partial(checkpoints.discard, more=True), **how,
         )  # fmt: skip
 

@@ -255,6 +255,7 @@ class StartCall(NodeCall):
                 resume_step=resume.step if resume else -1,
                 failures_count=self._failures_count,
                 skip_batches=self._action.skip_batches,
+                resume_memory=resume.memory if resume else None,
             )
             self.ask(node, lambda act, launch=launch: msgspec.structs.replace(launch, act=act), now)  # type: ignore[misc]
 

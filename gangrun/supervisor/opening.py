@@ -32,6 +32,7 @@ class RunFacts:
     mark_cancel: Callable[[str], None] | None = None  # leave the mark that ``str`` cancelled the run; never blocks
     note_nodes: Callable[[RunState, RunState], None] | None = None  # (before, after), for other runs; never blocks
     memory_staging: Callable[[int, int], str] | None = None  # (term, attempt) -> where steps in memory are brought to
+    loads_memory: bool = False  # ranks may load a step that is in memory only
     total_steps: int = 0  # of the whole run, as the user says; 0: not said
     alone: bool = False  # no agent of this job lives and none will come: this supervisor is the last resort
 

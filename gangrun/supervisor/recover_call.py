@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from gangrun.core.checkpoints.memory import Holding, WholeStep, newest_whole
+from gangrun.core.checkpoints.memory import Holding, Offered, WholeStep, holders, newest_whole
 from gangrun.core.events import Event
 from gangrun.supervisor.node_calls import Act, CommandRetry, NodeCall, refusal_of
 from gangrun.wire.messages import CommandResult, MemoryAnswer, Recover
@@ -23,6 +24,15 @@ ASK_SHARE_MAX = 1 / 3  # of the time there is
 RESCUE_WITHIN_S = 930.0
 
 Done = Callable[[str, WholeStep | None, str], list[Event]]
+
+
+class MemoryLoad(NamedTuple):
+    """Ranks on these nodes load the step from memory if each node has all of it: ``held(step, nodes that have it)``."""
+
+    nodes: tuple[str, ...]
+    held: Callable[[WholeStep, tuple[str, ...]], list[Event]]
+
+
 Names = Mapping[str, tuple[str, ...]]  # of files, by node
 
 
@@ -32,16 +42,17 @@ class RecoverCall(NodeCall):
 
     Without ``pin`` a node that is lost meanwhile, or refuses, is done without: what it has not written is brought from
     whoever else has it, as it is where a node is only silent and others have it. ``discard``: nothing will come of a
-    path, but more is brought beside it.
+    path, but more is brought beside it. ``load``: nothing need be brought if these nodes have it. What an attempt began
+    from goes through the disk all the same: ranks that loaded it from memory have failed since.
     """
 
     def __init__(
-        self, board: CommandRetry, attempt: int, above_step: int, nodes: Collection[str], staging: str, done: Done,
+        self, board: CommandRetry, theirs: Offered, above_step: int, nodes: Collection[str], staging: str, done: Done,
         now: float, within_s: float = RESCUE_WITHIN_S, *, pin: bool = False, ready: Callable[[], bool] = lambda: True,
-        discard: Callable[[str], None] = lambda path: None,
+        discard: Callable[[str], None] = lambda path: None, load: MemoryLoad | None = None,
     ) -> None:  # fmt: skip
         super().__init__(board)
-        self._attempt, self._above_step, self._staging = attempt, above_step, staging
+        self._theirs, self._above_step, self._staging, self._load = theirs, above_step, staging, load
         self._done, self._within_s, self._pin, self._ready, self._discard = done, within_s, pin, ready, discard
         self._until = now + within_s
         self._held: dict[str, Sequence[Holding]] = {}
@@ -50,7 +61,7 @@ class RecoverCall(NodeCall):
         self._given_up: list[str] = []  # paths: who was told so late may still have written there
         self._names: dict[int, tuple[str, ...]] = {}  # that an open command will have written
         for node in nodes:
-            self.ask(node, lambda act: Recover(board.term, act, attempt, pin=pin), now)
+            self.ask(node, lambda act: Recover(board.term, act, theirs.attempt, pin=pin, base=theirs.base), now)
         self.deadline = self._due = now + min(ASK_WITHIN_S, ASK_SHARE_MAX * within_s) if self._open else now
 
     @property
@@ -117,6 +128,8 @@ class RecoverCall(NodeCall):
 
     def _pick(self, now: float) -> list[Event]:
         self.leave(set(self._open.values()))
+        if self._load is not None and (told := self._loaded(self._load)) is not None:
+            return told
         if not self._ready() and now < self._until:
             self.deadline = self._due = now + LOOK_EVERY_S
             return []
@@ -130,6 +143,20 @@ class RecoverCall(NodeCall):
         for node in self._held if self._pin else ():
             self._have_done(node, picked.files.get(node, ()), (), now)
         return self._go_on(now)
+
+    def _loaded(self, load: MemoryLoad) -> list[Event] | None:
+        """None: it has to go through the disk."""
+        newest = newest_whole(self._held, self._above_step)
+        if newest is None or self._is_base(newest.nonce):
+            return None
+        nodes = holders(self._held, newest)
+        if not set(load.nodes) <= set(nodes):
+            return None
+        self.end()
+        return load.held(newest, nodes)
+
+    def _is_base(self, nonce: str) -> bool:
+        return self._theirs.base is not None and self._theirs.base.nonce == nonce
 
     def _go_on(self, now: float) -> list[Event]:
         """First what nodes hold, then what is made again of it."""
@@ -186,7 +213,7 @@ class RecoverCall(NodeCall):
 
     def _let_go(self, nodes: Collection[str], now: float) -> None:
         """Said once: what is pinned or written for nothing ends with the next question in any case."""
-        term, attempt = self._board.term, self._attempt
+        term, attempt = self._board.term, self._theirs.attempt
         said = [
             self._board.say(node, lambda act: Recover(term, act, attempt, self._staging, pin=True), now)
             for node in set(nodes)
@@ -194,12 +221,13 @@ class RecoverCall(NodeCall):
         self._board.withdraw(said)
 
     def _have_done(self, node: str, files: tuple[str, ...], rebuild: tuple[str, ...], now: float) -> None:
-        picked, pin = self._picked, self._pin and not rebuild
+        picked, pin, base = self._picked, self._pin and not rebuild, self._theirs.base
         assert picked is not None
+        attempt = base.attempt if base is not None and self._is_base(picked.nonce) else self._theirs.attempt
 
         def command(act: Act) -> Recover:
             return Recover(
-                self._board.term, act, self._attempt, self.path, picked.step, picked.nonce, files, rebuild, pin
+                self._board.term, act, attempt, self.path, picked.step, picked.nonce, files, rebuild, pin, base
             )
 
         self._names[self.ask(node, command, now)] = (*files, *rebuild)

@@ -14,7 +14,7 @@ import msgspec
 
 from gangrun.core.checkpoints.memory import Holding
 from gangrun.core.evidence import Anomaly, RankStack, SelfChecks
-from gangrun.core.model import BrokenSlot, Met
+from gangrun.core.model import BrokenSlot, MemoryStep, Met
 from gangrun.core.recovery.fill_rules import FillTrend
 from gangrun.core.recovery.gpu_rules import GpuUse
 from gangrun.core.recovery.pace_rules import Pace
@@ -252,6 +252,7 @@ class Launch(_Message, frozen=True, tag=True):
     resume_step: int = -1
     failures_count: int = 0  # that stopped this run before: not moves, preemptions and starts that were free
     skip_batches: tuple[tuple[int, int], ...] = ()  # (after so many global batches, so many are left out)
+    resume_memory: MemoryStep | None = None  # this save, which is in the node's memory, instead of ``resume_path``
 
 
 class Stop(_Message, frozen=True, tag=True):
@@ -319,7 +320,8 @@ class Probe(_Message, frozen=True, tag=True):
 
 
 class Recover(_Message, frozen=True, tag=True):
-    """Say which steps of ``attempt`` are in your memory (``MemoryAnswer``); older attempts' may go.
+    """Say which steps of ``attempt`` are in your memory, and whether ``base`` is, from which that attempt began
+    (``MemoryAnswer``); all others of older attempts may go.
 
     With ``into``: write these files of that step there, durably; several nodes write into one directory. ``rebuild``:
     files that nobody holds, made again of what lies there once all others have written. ``pin``: ranks train on, so
@@ -335,6 +337,7 @@ class Recover(_Message, frozen=True, tag=True):
     files: tuple[str, ...] = ()
     rebuild: tuple[str, ...] = ()
     pin: bool = False
+    base: MemoryStep | None = None
 
 
 class VerifyShare(_Message, frozen=True, tag=True):

@@ -16,8 +16,10 @@ from gangrun.agent.background_tasks import MemoryTasks
 from gangrun.agent.brain.facts import DiskTaskDone
 from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, KeeperRefused, StepName
 from gangrun.checkpoint.memory_tier.recover_from_memory import GIVEN_UP
+from gangrun.core.model import MemoryStep
 from gangrun.node import memory_keeper
 from gangrun.wire import protection
+from gangrun.wire.manifest import MANIFEST_NAME
 from gangrun.wire.messages import Recover
 from gangrun.wire.protection import RECORD_NAME
 from tests.checkpoint.test_parity import Step
@@ -163,3 +165,49 @@ def test_ranks_start_and_agents_beat_while_the_keeper_takes_its_time_to_say_what
     node.kept.put(newer, "file", b"x")
     node.kept.whole(newer)
     until(lambda: [one["step"] for one in node.kept.held(0)] == [6], 20, "nothing to be pinned")
+
+
+BASE = MemoryStep(NAME.attempt, NAME.step, NAME.nonce)
+
+
+def test_ranks_read_what_their_attempt_begins_from_until_one_of_its_own_is_whole(node: Node) -> None:
+    """A save that is not whole yet, and a question about the attempt, leave it there."""
+    node.kept.put(NAME, MANIFEST_NAME, b"{}")
+    older = StepName(0, 3, "cd")
+    node.kept.put(older, "x", b"x")
+    paths = node.agent.paths(BASE, 2)
+    for file, data in STEP.files[0].items():
+        assert Path(paths[file]).read_bytes() == data
+    own = StepName(2, 8, "ef")
+    node.kept.put(own, "x", b"x")
+    found = {one["nonce"] for one in node.kept.held(2, NAME)}
+    assert found == {NAME.nonce, own.nonce}, "all else of older attempts went at that save"
+    node.kept.whole(own)
+    assert [one["nonce"] for one in node.kept.held(2, NAME)] == [own.nonce]
+    for step in range(9, 40):
+        node.kept.put(StepName(2, step, "gh"), "x", b"x")
+    assert not [path for path in paths.values() if Path(path).exists()], "no file of another step takes its place"
+
+
+def test_a_later_attempt_that_began_elsewhere_lets_it_go(node: Node) -> None:
+    node.kept.put(NAME, MANIFEST_NAME, b"{}")
+    node.agent.paths(BASE, 2)
+    node.kept.put(StepName(3, 8, "ef"), "x", b"x")
+    assert [one["nonce"] for one in node.kept.held(3)] == ["ef"]
+
+
+def test_a_flush_pins_what_the_attempt_began_from_too(node: Node) -> None:
+    node.kept.put(NAME, MANIFEST_NAME, b"{}")
+    node.agent.paths(BASE, 2)
+    assert node.answer(Recover(1, (1, 1), 2, pin=True, base=BASE)).ok
+    own = StepName(2, 8, "ef")
+    node.kept.put(own, "x", b"x")
+    node.kept.whole(own)
+    written = node.answer(Recover(1, (1, 2), 0, str(node.into), 5, NAME.nonce, tuple(STEP.files[0]), (), True, BASE))
+    assert written.ok, written.why
+    assert node.there() == sorted(STEP.files[0])
+
+
+def test_a_step_without_a_manifest_is_not_begun_from(node: Node) -> None:
+    with pytest.raises(KeeperRefused, match="step 5 is not in this node's memory any more"):
+        node.agent.paths(BASE, 2)

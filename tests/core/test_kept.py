@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from gangrun.core.checkpoints.memory import HeldCode, HeldStripe, Holding, WholeStep, newest_chosen, newest_whole
+from gangrun.core.checkpoints.memory import (
+    HeldCode,
+    HeldStripe,
+    Holding,
+    Offered,
+    WholeStep,
+    holders,
+    newest_whole,
+    offered,
+)
+from gangrun.core.model import AttemptRecord, MemoryStep
 
 
 def held(step: int, nonce: str, *files: str, of: int = 0) -> Holding:
@@ -49,9 +59,20 @@ def test_the_newest_step_of_which_some_node_holds_every_file_is_taken(
 
 
 def test_only_the_newest_attempt_that_chose_where_to_begin_may_give_its_memory_back() -> None:
-    assert newest_chosen([], 0) == -1
-    assert newest_chosen([(0, True), (1, True), (2, False)], 3) == 1
-    assert newest_chosen([(0, True), (1, True)], 1) == 0
+    base = MemoryStep(0, 7, "x")
+    first = AttemptRecord(0, "j", ("a",), 0.0)
+    from_memory, unplaced = AttemptRecord(1, "j", ("a",), 1.0, memory=base), AttemptRecord(2, "j", (), 2.0)
+    assert offered([], 0) is None
+    assert offered([unplaced], 3) is None
+    assert offered([first, from_memory], 1) == Offered(0)
+    assert offered([first, from_memory, unplaced], 3) == Offered(1, base), "and the step that it began from"
+
+
+def test_a_node_holds_a_step_whole_if_it_has_every_file_of_it() -> None:
+    part, whole = held(5, "x", "0", "m", of=3), held(5, "x", "0", "1", "m", of=3)
+    step = WholeStep(5, "x", {})
+    assert holders({"b": [whole], "a": [whole, held(4, "w", "0", "m", of=2)], "c": [part]}, step) == ("a", "b")
+    assert holders({"a": [held(5, "x", "0", "1")], "b": [held(5, "y", "0", "m", of=2)]}, step) == ()
 
 
 # Three nodes with a file each, of which one may be lost; b has two. Parity of a stripe lies where none of its data is.

@@ -112,9 +112,10 @@ def test_ranks_and_agent_die_and_nothing_but_the_steps_since_the_last_one_in_mem
     status = box.status()
     assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 14, 23]
     told = box.explain()
-    assert "resuming from step 14: verified, every checksum holds; written to disk from the memory of" in told, told
+    for step in (14, 23):
+        assert re.search(rf"resuming from step {step}, which \S+ has\s+in memory", told), told
     assert killed == calm
-    assert sorted(path.name for path in (box.work / "killed").glob("step-*"))[:2] == ["step-14", "step-19"]
+    assert {path.name for path in (box.work / "killed").glob("step-*")} == {"step-9", "step-19", "step-29"}
 
 
 def test_what_a_lost_host_left_is_protected_again_and_a_second_loss_is_survived_by_what_came_since(

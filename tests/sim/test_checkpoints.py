@@ -11,6 +11,7 @@ import pytest
 from gangrun.core.model import Phase, RunState
 from gangrun.sim import HOLDER, Behaviour, FaultPlan, Kind, Script, Setup, World
 from gangrun.sim.body.agent import BRING_S
+from gangrun.sim.engine.clock import EPOCH_S
 from gangrun.wire.messages import VerifyShare
 
 SCRIPT = Script(steps_count=300, checkpoint_every_count=0, memory_every_count=4)
@@ -148,7 +149,8 @@ def test_a_supervisor_that_is_lost_on_the_way_brings_none_back(late_s: float) ->
     assert [one.resumed_from_step for one in quiet.attempts] == [None, 57, 57, 45, 40]
     for attempt in quiet.attempts[2:4]:
         assert attempt.ended is not None
-        played(World(setup, FaultPlan().fail_at(attempt.ended + late_s, Kind.KILL_SUPERVISOR, node=HOLDER), 1))
+        at_s = attempt.ended - EPOCH_S + late_s
+        played(World(setup, FaultPlan().fail_at(at_s, Kind.KILL_SUPERVISOR, node=HOLDER), 1))
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -40,10 +40,10 @@ HOW = {"rank": 1, "node": "n0", "code": 1, "signal": None, "oom_kill": False, "b
 EXIT = {"attempt": 0, "exit": HOW}
 
 
-def killed(desk: Desk, seq: int = 1) -> None:
+def killed(desk: Desk, seq: int = 1, attempt: int = 0) -> None:
     """Rank 1 on n0 dies, and its agent says so with the next beat."""
     agent = desk.agents["n0"]
-    agent.tell(seq, "RankExited", EXIT)
+    agent.tell(seq, "RankExited", {**EXIT, "attempt": attempt})
     agent.beat()
     desk.turn_all()
 

@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from gangrun.core.checkpoints.memory import HeldCode, HeldStripe, Holding
+from gangrun.core.checkpoints.memory import HeldCode, HeldStripe, Holding, Offered
 from gangrun.core.events import CancelRequested, Stamped
-from gangrun.core.model import Phase
+from gangrun.core.model import MemoryStep, Phase
 from gangrun.core.policy import Policy, Timing
 from gangrun.supervisor.node_calls import CommandRetry
 from gangrun.supervisor.recover_call import RecoverCall
-from gangrun.wire.messages import CommandResult, Farewell, MemoryAnswer, RankSample, Recover
+from gangrun.wire.messages import CommandResult, Farewell, Launch, MemoryAnswer, RankSample, Recover
 from gangrun.wire.spec import CheckpointSpec
 from tests.supervisor.desk import Desk, HandAgent
 from tests.supervisor.test_loop import killed
+
+KEEPS = Policy(keeps_memory=True)
 
 
 def staging(term: int, attempt: int) -> str:
@@ -64,10 +66,10 @@ def obey(agent: HandAgent, message: Recover) -> None:
     agent.answer(message)
 
 
-def restarted(desk: Desk) -> list[tuple[str, int]]:
-    """What the checkpoint room was asked for by the second attempt."""
+def restarted(desk: Desk, attempt: int = 0) -> list[tuple[str, int]]:
+    """What the checkpoint room was asked for by the next attempt."""
     before = len(desk.checkpoints.asked)
-    killed(desk)
+    killed(desk, 1 + attempt, attempt)
     desk.pass_s(5.0)
     return [one for one in desk.checkpoints.asked[before:] if one[0] in {"adopt", "seal", "choose"}]
 
@@ -98,6 +100,40 @@ def test_what_nobody_holds_is_made_again_once_all_else_is_on_the_disk(can: bool)
     desk = desk_of(held, bring)
     assert restarted(desk) == ([("adopt", 7)] if can else []) + [("seal", 1), ("choose", 1)]
     assert asked == [("n0", ("0", "m", "p0"), ()), ("n0", (), ("1",))]
+
+
+EACH = {node: [holding(7, "0", "1", "m", of=3)] for node in ("n0", "n1")}
+
+
+def test_what_all_nodes_with_ranks_have_is_loaded_there_and_written_by_nobody() -> None:
+    desk = desk_of(EACH, obey, KEEPS, loads_memory=True)
+    assert restarted(desk) == [("seal", 1), ("choose", 1)]
+    save = MemoryStep(0, 7, "ab")
+    for agent in desk.agents.values():
+        assert [m.into for m in agent.heard(Recover)] == [""]
+        assert [m.resume_memory for m in agent.heard(Launch)] == [None, save]
+    assert desk.loop.state.attempts[-1].memory == save
+
+
+def test_what_an_attempt_loaded_from_memory_goes_through_the_disk_before_the_next() -> None:
+    """Each node is asked for it too, and it is written into staging of the attempt that loaded it."""
+    desk = desk_of(EACH, obey, KEEPS, loads_memory=True)
+    restarted(desk)
+    save = desk.loop.state.attempts[-1].memory
+    assert restarted(desk, 1) == [("adopt", 7), ("seal", 2), ("choose", 2)]
+    asked, written = (m for m in desk.agents["n0"].heard(Recover)[1:])
+    assert (asked.attempt, asked.base) == (1, save)
+    assert (written.attempt, written.into) == (0, "staging/1/1/7-ab")
+
+
+@pytest.mark.parametrize(
+    ("held", "loads"),
+    [(EACH, False), ({**EACH, "n1": [holding(7, "1", of=0)]}, True)],
+    ids=["a validator reads directories", "a node has a part"],
+)
+def test_all_else_goes_through_the_disk(held: dict[str, list[Holding]], loads: bool) -> None:
+    desk = desk_of(held, obey, KEEPS, loads_memory=loads)
+    assert restarted(desk) == [("adopt", 7), ("seal", 1), ("choose", 1)]
 
 
 @pytest.mark.parametrize("held", [{}, {"n0": [holding(7, "0", "m", of=3)]}], ids=["nothing", "half"])
@@ -151,7 +187,6 @@ def test_what_the_disk_has_already_is_not_brought() -> None:
 
 
 WHOLE = {"n0": [holding(7, "0", "m", of=3)], "n1": [holding(7, "1", of=0)]}
-KEEPS = Policy(keeps_memory=True)
 
 
 def cancel(desk: Desk) -> None:
@@ -394,7 +429,7 @@ def test_who_is_lost_before_it_has_said_what_it_holds_is_not_waited_for() -> Non
     said: list[tuple[str, Any]] = []
     numbers = count(1)
     board = CommandRetry(lambda *one: said.append(one), 1, lambda: next(numbers), lambda now: True, Timing())
-    call = RecoverCall(board, 0, -1, ("n0", "n1", "n2"), "staging", lambda *told: [], 0.0)
+    call = RecoverCall(board, Offered(0), -1, ("n0", "n1", "n2"), "staging", lambda *told: [], 0.0)
     for n, node in (1, "n0"), (3, "n2"):
         call.answered(n, CommandResult(node, "i", (1, n), True, "", MemoryAnswer(tuple(COPIES[node]))), 0.0)
     assert len(said) == 3

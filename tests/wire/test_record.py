@@ -202,7 +202,7 @@ def test_the_journal_has_no_groups_and_its_names_stay() -> None:
     """Journals of earlier releases have these names, and so do patches of theirs."""
     names = """absent after alerts alone anomalies attempt attempt_step attempts best_step bringing brought_attempt
         budget cancelled_by checkpoint cleared condemned crashed_count data_changes deadlines divergences evidence
-        excluded expected failure fence_nodes fence_until finished generation gone_at hurried job leaving
+        excluded expected failure fence_nodes fence_until finished generation gone_at held hurried job leaving
         logged_step loss loss_rank marks measured_save_s move network nodes observed_step phase placement poisoned
         printed_step race race_back race_followed race_world_size reach ready_s reason refill_failed_at
         refill_failures_count refill_until refills refills_count refills_off reports resume resume_request run

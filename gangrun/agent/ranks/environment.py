@@ -43,6 +43,7 @@ from gangrun.wire.spec import (
     LogSpec,
 )
 
+MEMORY = "memory"  # where a step that is in memory only is shown
 HELD = ".held"  # locked by whoever uses the directory that it lies in: no lock outlives its process
 HOLD_TRIES_COUNT, HOLD_AGAIN_S = 50, 0.02
 _SWEPT = ".swept-"
@@ -112,6 +113,14 @@ class AttemptFiles:
     def of(self, rank: int) -> RankFiles:
         """The names of one rank's files."""
         return RankFiles.below(self.directory, rank)
+
+    def show(self, paths: Mapping[str, str]) -> Path:
+        """A directory that has these files by name."""
+        shown = self.directory / MEMORY
+        shown.mkdir(mode=0o700)
+        for name, path in paths.items():
+            (shown / name).symlink_to(path)
+        return shown
 
     def remove(self) -> None:
         """Take the directory away, and its parents if nothing else is in them."""

@@ -202,10 +202,13 @@ class RankGang:
 
     # ---- launching -------------------------------------------------------------------------------------------------
 
-    def launch(self, order: Launch, may: Callable[[], bool] = lambda: True) -> tuple[LiveRank, ...]:
+    def launch(
+        self, order: Launch, may: Callable[[], bool] = lambda: True, memory: Mapping[str, str] | None = None
+    ) -> tuple[LiveRank, ...]:
         """Start all ranks of this node or none; ``LaunchError``. From the main thread only.
 
         ``may``: asked before each fork and after the last, since any of them can take as long as a file system stalls.
+        ``memory``: where the files are, by name, of a step in memory that ranks resume from.
         """
         assert threading.current_thread() is threading.main_thread(), "ranks would die with the thread that forked them"
         assert self._gang is None or not self._gang.alive(), "the ranks of an earlier attempt are alive"
@@ -217,6 +220,8 @@ class RankGang:
         spec = self._spec
         try:
             gang = self._gang = _Gang(spec, order, self._now, self._people)
+            if memory:
+                order = msgspec.structs.replace(order, resume_path=str(gang.files.show(memory)))
         except OSError as error:
             raise LaunchError(f"no room for the ranks' small files in {spec.local_root}: {error.strerror}") from error
         for local_rank, rank in enumerate(order.ranks):

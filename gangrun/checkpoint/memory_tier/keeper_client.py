@@ -37,17 +37,23 @@ class StepName:
         return {"op": op, "attempt": self.attempt, "step": self.step, "nonce": self.nonce, **more}
 
 
+def _about(op: str, attempt: int, base: StepName | None) -> dict[str, object]:
+    named = {"base": [base.attempt, base.step, base.nonce]} if base is not None else {}
+    return {"op": op, "attempt": attempt, **named}
+
+
 class KeeperClient:
     """A connection; what was begun and not finished when it closes is dropped."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, within_s: float = ANSWER_WITHIN_S) -> None:
+        """``within_s``: for each answer."""
+        self._name, self._within_s = name, within_s
         self._unheard = ""  # why this connection is of no more use
         self._line = self._met()
 
     def _met(self) -> socket.socket:
         line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        line.settimeout(ANSWER_WITHIN_S)
+        line.settimeout(self._within_s)
         try:
             line.connect(address(self._name))
         except OSError as error:
@@ -89,13 +95,23 @@ class KeeperClient:
         """It will never be whole."""
         self._ask(step.message("abandon"))
 
-    def pin(self, attempt: int, step: StepName | None = None) -> None:
-        """All steps of the attempt that are there, or this one, stay until this connection pins others or closes."""
-        self._ask(step.message("pin") if step is not None else {"op": "pin", "attempt": attempt})
+    def pin(self, attempt: int, base: StepName | None = None) -> None:
+        """What ``held`` tells of stays until this connection pins others or closes."""
+        self._ask(_about("pin", attempt, base))
 
-    def held(self, attempt: int) -> tuple[Mapping[str, Any], ...]:
-        """Of each step that is there: step, nonce, and the size of each sealed file by its name."""
-        return tuple(self._ask({"op": "held", "attempt": attempt})[0]["steps"])
+    def pin_one(self, step: StepName) -> None:
+        """This step stays, and nothing else for this connection's sake."""
+        self._ask(step.message("pin"))
+
+    def held(self, attempt: int, base: StepName | None = None) -> tuple[Mapping[str, Any], ...]:
+        """Of each step of the attempt, and ``base``, from which it began: step, nonce, and the size of each sealed file
+        by its name. Other steps of older attempts go.
+        """
+        return tuple(self._ask(_about("held", attempt, base))[0]["steps"])
+
+    def paths(self, attempt: int, base: StepName) -> Mapping[str, str]:
+        """Where processes of this user on this node read the files of ``base``, from which the attempt begins."""
+        return dict(self._ask(_about("paths", attempt, base))[0]["files"])
 
     @contextmanager
     def opened(self, step: StepName, name: str) -> Iterator[int]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gangrun.core.actions import BringSteps, Decision, EndJob, SubmitSuccessor
-from gangrun.core.checkpoints.memory import newest_chosen
-from gangrun.core.events import FlushDue, Notice, NoticeKind, StepBrought
+from gangrun.core.checkpoints.memory import offered
+from gangrun.core.events import FlushDue, Notice, NoticeKind, StepBrought, StepHeld
 from gangrun.core.machine.transitions import LEAVE_S, LEAVE_SHARE_MAX, enter, finish, ignored, stay, with_deadline
 from gangrun.core.model import TERMINAL, Bringing, Outcome, Phase, RunState, Underway
 from gangrun.core.nodeset import fold
@@ -32,8 +32,8 @@ def first(before: RunState, decision: Decision, now: float, policy: Policy) -> D
     state = decision.state
     roster = state.roster.nodes or before.roster.nodes  # who leaves forgets them
     nodes = tuple(sorted(name for name, node in roster.items() if not node.lost))
-    here = [(one.number, bool(one.nodes)) for one in before.attempts if one.job == before.job]
-    attempt = newest_chosen(here, before.attempt.number + 1)
+    theirs = offered([one for one in before.attempts if one.job == before.job], before.attempt.number + 1)
+    attempt = theirs.attempt if theirs is not None else -1
     over = before.underway.bringing is not None or before.phase in TERMINAL or before.underway.hurried
     if over or state.phase is Phase.SUCCEEDED or not nodes or attempt <= before.checkpoints.brought_attempt:
         return decision
@@ -88,8 +88,11 @@ def brought(state: RunState, event: StepBrought, now: float, policy: Policy) -> 
     return go_on(state, now, policy, told if event.step >= 0 or event.why else "")
 
 
-def sentence(event: StepBrought) -> str:
+def sentence(event: StepBrought | StepHeld) -> str:
     """In a person's words."""
+    if isinstance(event, StepHeld):
+        have = "has" if len(event.nodes) == 1 else "have"
+        return f"{fold(event.nodes)} {have} step {event.save.step} whole in memory, and the disk has nothing as new"
     if event.step < 0:
         return event.why or "memory holds nothing newer than the disk"
     if event.why:

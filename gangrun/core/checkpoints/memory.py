@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gangrun.core.model import AttemptRecord, MemoryStep
+
 
 @dataclass(frozen=True, slots=True)
 class HeldStripe:
@@ -43,6 +45,11 @@ class Holding:
     wanted_count: int = 0
     pieces: tuple[str, ...] = ()
     codes: tuple[HeldCode, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Does this node alone have every file?"""
+        return 0 < self.wanted_count == len(self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +130,31 @@ def _made_again(found: _Found) -> tuple[dict[str, tuple[str, ...]], dict[str, st
     return rebuild, needed
 
 
-def newest_chosen(attempts: Sequence[tuple[int, bool]], before: int) -> int:
-    """Of (number, whether nodes were picked for it): the newest attempt before ``before`` that chose where to begin.
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """Whose steps in memory may be resumed from: those of ``attempt``, and ``base``, the one that it began from.
 
-    Only its steps may be brought back: whatever older ones hold was passed over by that choice. -1: there is none.
+    Whatever older attempts hold was passed over by the choice of this one.
     """
-    return max((number for number, picked in attempts if picked and number < before), default=-1)
+
+    attempt: int
+    base: MemoryStep | None = None
+
+
+def offered(attempts: Sequence[AttemptRecord], before: int) -> Offered | None:
+    """By the newest attempt before ``before`` for which nodes were picked, so it chose where to begin."""
+    newest = max((one for one in attempts if one.nodes and one.number < before), key=_number, default=None)
+    return Offered(newest.number, newest.memory) if newest is not None else None
+
+
+def _number(one: AttemptRecord) -> int:
+    return one.number
+
+
+def holders(held: Mapping[str, Sequence[Holding]], step: WholeStep) -> tuple[str, ...]:
+    """The nodes that have every file of it."""
+    return tuple(
+        node
+        for node, holdings in sorted(held.items())
+        if any((one.step, one.nonce) == (step.step, step.nonce) and one.is_whole for one in holdings)
+    )

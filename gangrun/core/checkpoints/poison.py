@@ -47,8 +47,8 @@ class Load:
 
 
 def load_of(state: RunState) -> Load | None:
-    """Of the newest attempt; None where it began at the beginning."""
-    if state.attempt.resume is None:
+    """Of the newest attempt; None if it began at the beginning, or from memory: the next one loads that from disk."""
+    if state.attempt.resume is None or state.attempt.resume.memory is not None:
         return None
     told = state.checkpoints.steps_told or state.attempt.step >= 0
     newer = tuple(one for one in state.checkpoints.poisoned if one.step > state.attempt.resume.step)

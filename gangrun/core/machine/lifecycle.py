@@ -183,6 +183,7 @@ TABLE: Mapping[Phase, Row] = {
         e.AgentRejoined: On(node_events.joined, _STOPS),
         e.NodeLost: On(node_events.lost, _STOPS),
         e.FindingRaised: On(node_events.finding, _STOPS),
+        e.StepHeld: On(starting.step_held),
         e.AttemptSealed: On(starting.sealed),
         e.ResumeChosen: On(starting.resume_chosen, (Phase.WAITING, Phase.FAILED)),
         e.NoneValid: On(starting.none_valid, (Phase.WAITING, Phase.FAILED)),

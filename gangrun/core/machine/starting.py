@@ -6,10 +6,11 @@ An attempt starts in three stages: staging of older attempts is *sealed*, the re
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from gangrun.core.actions import ChooseResume, Decision, EndJob, SealAttempts, StartGang
-from gangrun.core.checkpoints import poison
+from gangrun.core.checkpoints import flush_to_disk, poison
 from gangrun.core.events import (
     ActFailed,
     AttemptSealed,
@@ -18,10 +19,22 @@ from gangrun.core.events import (
     GangStartFailed,
     NoneValid,
     ResumeChosen,
+    StepHeld,
 )
 from gangrun.core.evidence import Evidence
 from gangrun.core.machine.transitions import enter, finish, ignored, stay, stop_all, with_deadline
-from gangrun.core.model import After, Failure, Phase, RunState, StartStage, Underway
+from gangrun.core.model import (
+    After,
+    CheckpointRef,
+    Failure,
+    HeldStep,
+    Level,
+    Phase,
+    RunState,
+    Savers,
+    StartStage,
+    Underway,
+)
 from gangrun.core.nodes import absences, device_test, placement, quarantine, roster
 from gangrun.core.nodeset import NAMED_MAX_COUNT, fold
 from gangrun.core.policy import Policy
@@ -100,6 +113,8 @@ def sealed(state: RunState, event: AttemptSealed, now: float, policy: Policy) ->
         return ignored(state, f"attempt {event.attempt} is not being sealed")
     saved, number = state.checkpoints, state.attempt.number
     reason = f"older attempts are sealed; looking for the checkpoint that attempt {number} resumes from"
+    if saved.held is None:  # what is in memory only may still have to be brought
+        saved = replace(saved, brought_attempt=max(saved.brought_attempt, number - 1))
     return enter(
         state,
         Phase.STARTING,
@@ -107,8 +122,40 @@ def sealed(state: RunState, event: AttemptSealed, now: float, policy: Policy) ->
         ChooseResume(number, saved.resume_request, saved.best_step, poison.to_set_aside(state), saved.cleared),
         deadlines={"choose": now + policy.choose_within_s},
         underway=Underway(stage=StartStage.CHOOSING),
-        checkpoints=replace(saved, brought_attempt=max(saved.brought_attempt, number - 1)),
+        checkpoints=saved,
     )
+
+
+def step_held(state: RunState, event: StepHeld, now: float, policy: Policy) -> Decision:
+    """STARTING: the newest step need not go through the disk if the ranks come to be on these nodes."""
+    del now, policy
+    if state.underway.stage is not StartStage.SEALING or event.attempt != state.attempt.number:
+        return ignored(state, f"attempt {event.attempt} is not being sealed")
+    held = replace(state.checkpoints, held=HeldStep(event.save, event.nodes))
+    return stay(replace(state, checkpoints=held), flush_to_disk.sentence(event))
+
+
+def _through_disk(state: RunState, now: float, policy: Policy, why: str) -> Decision:
+    """The step in memory cannot be loaded there: another attempt, before which it is written to the disk."""
+    held = state.checkpoints.held
+    assert held is not None
+    reason = f"step {held.save.step} is written to disk from memory first ({why})"
+    return choose.begin_attempt(state, now, policy, reason, through_disk=True)
+
+
+def _without_it(state: RunState, nodes: Collection[str]) -> str:
+    """Why ranks on these nodes cannot load the step in memory; "" if they can."""
+    assert state.checkpoints.held is not None
+    others = sorted(set(nodes).difference(state.checkpoints.held.nodes))
+    return f"not in the memory of {fold(others)}, where ranks will be" if others else ""
+
+
+def _resume_point(state: RunState, on_disk: CheckpointRef | None) -> CheckpointRef | None:
+    """What is on disk, or what is newer in memory."""
+    held = state.checkpoints.held
+    if held is None or (on_disk is not None and on_disk.step >= held.save.step):
+        return on_disk
+    return CheckpointRef(held.save.step, "", Level.COMPLETE, Savers.CHECKPOINTER, held.save)
 
 
 def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Policy) -> Decision:
@@ -122,14 +169,22 @@ def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Poli
     placed = placement.place_now(state, now)
     if isinstance(placed, placement.NotEnough):
         return choose.too_few_nodes(state, now, policy, "; ".join(filter(None, (weighed.sentence, placed.why))))
-    chosen = event.checkpoint
+    on_disk, chosen, reason = event.checkpoint, _resume_point(state, event.checkpoint), event.reason
+    memory = chosen.memory if chosen else None
+    if memory is not None:
+        without = _without_it(state, placed.nodes)
+        if without:
+            return _through_disk(state, now, policy, without)
+        have = "has" if len(placed.nodes) == 1 else "have"
+        reason = f"resuming from step {memory.step}, which {fold(placed.nodes)} {have} in memory; without it: {reason}"
     record = replace(
-        state.attempts[-1], nodes=placed.nodes, started=now, resumed_from_step=chosen.step if chosen else None
-    )
+        state.attempts[-1], nodes=placed.nodes, started=now, resumed_from_step=chosen.step if chosen else None,
+        memory=memory,
+    )  # fmt: skip
     ranks = "1 rank" if placed.world_size == 1 else f"{placed.world_size} ranks"
     full_size = state.shape.nodes_count * state.shape.slots_per_node * state.shape.ranks_per_slot
     ranks += f" (of {full_size})" if placed.world_size < full_size else ""
-    reason = f"attempt {state.attempt.number}: {ranks} on {fold(placed.nodes)}; {event.reason}"
+    reason = f"attempt {state.attempt.number}: {ranks} on {fold(placed.nodes)}; {reason}"
     return enter(
         state,
         Phase.STARTING,
@@ -141,11 +196,12 @@ def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Poli
         checkpoints=replace(
             poison.set_aside(state),
             resume_request="auto",  # what the request put out of use is remembered where checkpoints are judged
-            newest=chosen or state.checkpoints.newest,
+            newest=on_disk or state.checkpoints.newest,
             savers=chosen.savers if chosen and chosen.savers else state.checkpoints.savers,
-            best_step=max(state.checkpoints.best_step, chosen.step if chosen else -1),
+            best_step=max(state.checkpoints.best_step, on_disk.step if on_disk else -1),
+            held=None,
         ),
-        budget=budget.reach(state.budget, chosen.step if chosen else -1, state.checkpoints.best_step),
+        budget=budget.reach(state.budget, on_disk.step if on_disk else -1, state.checkpoints.best_step),
         attempts=(*state.attempts[:-1], record),
         roster=replace(state.roster, waited_for_nodes=False, refill_until=0.0),
         tries_count=0,
@@ -158,6 +214,8 @@ def none_valid(state: RunState, event: NoneValid, now: float, policy: Policy) ->
         return ignored(state, f"attempt {event.attempt} is not choosing")
     if event.storage:
         return choose.storage_trouble(state, now, policy, event.reason)
+    if state.checkpoints.held is not None:
+        return _through_disk(state, now, policy, event.reason)
     condemned = poison.to_set_aside(state)
     if condemned is not None:  # nothing was moved
         state = replace(state, checkpoints=replace(state.checkpoints, condemned=None))

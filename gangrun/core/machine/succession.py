@@ -104,6 +104,8 @@ def term_taken(state: RunState, event: TermTaken, now: float, policy: Policy) ->
         return stop_all(new, now, policy, After.AGAIN, why, Evidence())
     if state.underway.stage is StartStage.CHOOSING:
         new = replace(new, underway=Underway(StartStage.SEALING))  # the last supervisor alone knew which commits stand
+    if new.checkpoints.held is not None:  # this term has staging of its own that is not sealed, so it is brought there
+        new = replace(new, checkpoints=replace(new.checkpoints, held=None))
     return stay(_with_time(new, now + policy.start_within_s), who, *redrive(new, now, policy))
 
 

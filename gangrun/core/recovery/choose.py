@@ -246,8 +246,13 @@ def also(decision: Decision, asked: tuple[CheckNodes, ...]) -> Decision:
     return replace(decision, actions=(*asked, *decision.actions)) if asked and goes_on else decision
 
 
-def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Decision:
-    """Open the next attempt, or reuse the number of one that was never launched."""
+def begin_attempt(state: RunState, now: float, policy: Policy, why: str, *, through_disk: bool = False) -> Decision:
+    """Open the next attempt, or reuse the number of one that was never launched.
+
+    ``through_disk``: even if the newest step is whole in the memory of the nodes that will have ranks. A step that was
+    not brought for that reason can be brought only before an attempt with a number of its own: into staging that the
+    one before has not sealed.
+    """
     if total_time.is_used(state, now, policy):
         return total_time.end(state, now, policy, why)
     if device_test.needed(state, now):  # some were not when this attempt was begun
@@ -274,7 +279,7 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Deci
             return _wait_for_nodes(state, reason, now + policy.join_within_s)
         return too_few_nodes(state, now, policy, f"{why}; {placed.why}")
     attempts, number = state.attempts, state.attempt.number
-    if not is_unlaunched(state):
+    if not is_unlaunched(state) or state.checkpoints.held is not None:
         number += 1
         closed = close_attempt(state, now, "not started", why)
         attempts = (*closed, AttemptRecord(number=number, job=state.job, nodes=(), started=now))
@@ -282,7 +287,7 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Deci
         state,
         Phase.STARTING,
         f"{why}; starting attempt {number}",
-        SealAttempts(number),
+        SealAttempts(number, placed.nodes if _may_load_memory(state, policy) and not through_disk else ()),
         deadlines={"seal": now + policy.choose_within_s},
         underway=Underway(stage=StartStage.SEALING),
         attempt=replace(
@@ -296,8 +301,15 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str) -> Deci
             ready_s=0.0,
         ),
         attempts=attempts,
-        checkpoints=replace(state.checkpoints, steps_told=state.checkpoints.steps_told or state.attempt.step >= 0),
+        checkpoints=replace(
+            state.checkpoints, steps_told=state.checkpoints.steps_told or state.attempt.step >= 0, held=None
+        ),
     )
+
+
+def _may_load_memory(state: RunState, policy: Policy) -> bool:
+    """Nobody says what to resume from, and nothing is set aside."""
+    return policy.keeps_memory and state.checkpoints.resume_request == "auto" and poison.to_set_aside(state) is None
 
 
 def look_again(state: RunState, now: float, policy: Policy, reason: str) -> Decision:

@@ -20,7 +20,7 @@ from gangrun.core.evidence import ErrorReport, NodeFinding, RankStack
 from gangrun.core.model import BrokenSlot, Met
 from gangrun.core.recovery.error_rules import marked
 from gangrun.sim.body.gang import SimRank, exit_of
-from gangrun.sim.body.memory import SimKept, holdings
+from gangrun.sim.body.memory import SimKept, holdings, key_of
 from gangrun.sim.body.surroundings import Line, SupervisorBody, Surroundings
 from gangrun.sim.engine.clock import NodeClock, Scheduled, Timeline
 from gangrun.sim.engine.disk import Mount
@@ -433,7 +433,7 @@ class Deeds:
         """What is in memory is known at once; what is written is there when the disk has it."""
         kept, names = self.node.kept, self.world.memory.names
         if not command.into:
-            steps = tuple(holdings(kept, command.attempt, names, pin=command.pin))
+            steps = tuple(holdings(kept, command, names))
             self.agent.tell(facts.DiskTaskDone(command, True, answer=MemoryAnswer(steps)))
             return
 
@@ -485,6 +485,9 @@ class Deeds:
     def _launch(self, command: Launch) -> None:
         if command not in self._pending:
             self.agent.tell(facts.RanksLaunched(command.attempt, False, "stopped before they were up"))
+        elif not self._has_step(command):
+            why = "the step is not in this node's memory any more"
+            self.agent.tell(facts.RanksLaunched(command.attempt, False, why, retry_free=True))
         elif self.node.launch(command, self.agent):
             ranks = tuple(rank.live() for rank in self.node.ranks if rank.alive and rank.of[1] == command.attempt)
             self.agent.tell(facts.RanksLaunched(command.attempt, True, ranks=ranks))
@@ -492,6 +495,13 @@ class Deeds:
             self.agent.tell(
                 facts.RanksLaunched(command.attempt, False, "the lease ended while ranks were being started")
             )
+
+    def _has_step(self, command: Launch) -> bool:
+        """Is what it begins from in this node's memory, if that is where it is?"""
+        base = key_of(command.resume_memory)
+        if base is None:
+            return True
+        return len(self.node.kept.begins_from(command.attempt, base)) == self.world.memory.names[base[2]][1]
 
     def _stop(self, command: Stop) -> None:
         """SIGTERM, grace, SIGKILL; said again until none is left. What is not forked yet will not be."""

@@ -34,6 +34,12 @@ class Saved:
     at: float
     whole: bool = True  # False: a foreign saver died in the middle of it
     valid: bool = True  # False: torn or flipped since
+    staged_for: int = -1  # the attempt whose staging it came from, if not its own: it was in memory meanwhile
+
+    @property
+    def counts_for(self) -> int:
+        """The attempt whose seal keeps it out."""
+        return max(self.name[1], self.staged_for)
 
 
 @dataclass(slots=True)
@@ -148,7 +154,7 @@ class CheckpointFs:
             return f"step {step} stands on disk already"
         if len(staging.files.pop(own, ())) != files_count:
             return "a file is missing"
-        saved = self.saved[step] = Saved(step, nonce, name, self.timeline.now)
+        saved = self.saved[step] = Saved(step, nonce, name, self.timeline.now, staged_for=staging.attempt)
         self.ever_valid = True
         self.on_commit(saved)
         return ""
@@ -168,7 +174,7 @@ class CheckpointFs:
 
         What an older attempt commits after its own list was made is in no list. (The lists are the journal's.)
         """
-        found = [s for s in self.saved.values() if s.nonce in self._listed or s.name[1] >= self._listed_for]
+        found = [s for s in self.saved.values() if s.nonce in self._listed or s.counts_for >= self._listed_for]
         self._listed |= {saved.nonce for saved in found}
         self._listed_for = max(self._listed_for, attempt)
         return found

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from gangrun.core.checkpoints.memory import Holding
+from gangrun.core.model import MemoryStep
 from gangrun.sim.body.checkpoints import Name
 from gangrun.sim.body.gang import SimGang, SimRank
 from gangrun.sim.engine.clock import Timeline
+from gangrun.wire.messages import Recover
 
 MANIFEST = "manifest"
 PUT_S, TOLD_S, HALF_S = 0.1, 0.3, 0.05  # until the manifest is put, until all know it; half of all are later by so much
@@ -28,6 +30,7 @@ class SimKept:
         """Nothing yet."""
         self.steps: dict[Key, set[str]] = {}
         self._floor = -1
+        self._base: tuple[int, Key | None] = -1, None
         self._pinned: set[Key] = set()
         self._needless: set[Key] = set()
 
@@ -46,10 +49,17 @@ class SimKept:
         self._sweep()
         return older
 
-    def held(self, attempt: int, *, pin: bool = False) -> list[tuple[Key, set[str]]]:
-        """All there is of it; of older ones nothing is left."""
+    def begins_from(self, attempt: int, base: Key) -> set[str]:
+        """The files of the step that the attempt begins from, which stays until one of its own is whole."""
+        self._base = attempt, base
+        return self.steps.get(base, set())
+
+    def held(self, attempt: int, base: Key | None = None, *, pin: bool = False) -> list[tuple[Key, set[str]]]:
+        """All there is of it, and what it began from; of older ones nothing else is left."""
+        if base is not None:
+            self._base = attempt, base
         self._forget(attempt)
-        found = {key: files for key, files in self.steps.items() if key[0] == attempt}
+        found = {key: files for key, files in self.steps.items() if key[0] == attempt or key == base}
         self._pinned = set(found) if pin else set()
         self._sweep()
         return list(found.items())
@@ -61,8 +71,12 @@ class SimKept:
 
     def _forget(self, attempt: int) -> None:
         self._floor = max(self._floor, attempt)
-        self._needless.update(key for key in self.steps if key[0] < self._floor)
+        kept = self._base_of(self._floor)
+        self._needless.update(key for key in self.steps if key[0] < self._floor and key != kept)
         self._sweep()
+
+    def _base_of(self, attempt: int) -> Key | None:
+        return self._base[1] if self._base[0] == attempt else None
 
     def _sweep(self) -> None:
         for key in self._needless - self._pinned:
@@ -143,19 +157,26 @@ class MemoryTier:
         return any(rank.alive and rank.gang is gang for rank in node.ranks)
 
 
-def holdings(kept: SimKept, attempt: int, names: dict[str, tuple[Name, int]], *, pin: bool = False) -> list[Holding]:
+def key_of(step: MemoryStep | None) -> Key | None:
+    """As keepers name it."""
+    return (step.attempt, step.step, step.nonce) if step is not None else None
+
+
+def holdings(kept: SimKept, asked: Recover, names: dict[str, tuple[Name, int]]) -> list[Holding]:
     """As an agent answers."""
     return [
         Holding(key[1], key[2], tuple(sorted(files)), names[key[2]][1] if MANIFEST in files else 0)
-        for key, files in kept.held(attempt, pin=pin)
+        for key, files in kept.held(asked.attempt, key_of(asked.base), pin=asked.pin)
     ]
 
 
-def newest_on(nodes: Iterable[Keeps], attempt: int, names: dict[str, tuple[Name, int]]) -> int:
-    """The newest step of the attempt of which every file is in the memory of one of these nodes; -1: none."""
+def newest_on(nodes: Iterable[Keeps], attempt: int, base: Key | None, names: dict[str, tuple[Name, int]]) -> int:
+    """The newest step of the attempt, or that it began from, of which every file is in the memory of one of these
+    nodes; -1: none.
+    """
     there: dict[Key, set[str]] = {}
     for node in nodes:
         for key, files in node.kept.steps.items():
-            if key[0] == attempt:
+            if key[0] == attempt or key == base:
                 there.setdefault(key, set()).update(files)
     return max((key[1] for key, files in there.items() if len(files) == names[key[2]][1]), default=-1)

@@ -183,6 +183,7 @@ class SimSupervisor(SupervisorBody):
             resumed=self.world.resumed.get(self.node.job),
             asks_why=ask_why if self.policy.can_requeue else None,
             mark_cancel=lambda by: self.world.mark_cancelled(),
+            loads_memory=bool(setup.script.memory_every_count),
             memory_staging=(lambda term, attempt: f"{term}/{attempt}") if setup.script.memory_every_count else None,
             alone=self.alone is not None,
         )

@@ -6,7 +6,9 @@ import random
 from dataclasses import replace
 from typing import Any
 
+from gangrun.core.actions import SealAttempts
 from gangrun.core.checkpoints import flush_to_disk
+from gangrun.core.checkpoints.memory import Offered, offered
 from gangrun.sim import FaultPlan, Script, Setup, World
 from gangrun.sim.body import memory
 from gangrun.sim.faults import Kind
@@ -25,8 +27,8 @@ def lets_go_when_it_has_its_own() -> Swaps:
 def chooses_before_memory_is_asked() -> Swaps:
     """Older attempts are sealed at once."""
 
-    def seal(self: Any, attempt: int, state: Any, now: float) -> None:
-        self._checkpoints.seal(attempt)
+    def seal(self: Any, action: SealAttempts, state: Any, now: float) -> None:
+        self._checkpoints.seal(action.attempt)
 
     return ((gang_commands.GangCommands, "_recover_then_seal", seal),)
 
@@ -35,6 +37,43 @@ def chooses_before_memory_is_asked() -> Swaps:
 def ends_with_its_memory() -> Swaps:
     """The end is done as soon as it is decided."""
     return ((flush_to_disk, "first", lambda before, decision, now, policy: decision),)
+
+
+@mutant("what an attempt began from, in memory, stays until a step of its own is whole", "8", "I17")
+def lets_go_of_what_it_began_from() -> Swaps:
+    """A node lets it go at the attempt's first save, or with the first question."""
+    return ((memory.SimKept, "_base_of", lambda self, attempt: None),)
+
+
+@mutant("what an attempt began from, in memory, is asked for with its own steps", "8", "I5")
+def asks_for_its_own_steps_only() -> Swaps:
+    """No node is asked for it."""
+
+    def asked(attempts: Any, before: int) -> Any:
+        found = offered(attempts, before)
+        return found and Offered(found.attempt)
+
+    return ((gang_commands, "offered", asked),)
+
+
+@mutant("what was left in memory for an attempt is written into staging that its seal leaves open", "3", "I5")
+def brings_it_into_sealed_staging() -> Swaps:
+    """Into that of the attempt which saved it."""
+    begin = gang_commands.GangCommands._begin_recover
+
+    def begun(self: Any, theirs: Offered, number: int, *rest: Any, **how: Any) -> None:
+        begin(self, theirs, theirs.base.attempt if theirs.base else theirs.attempt, *rest, **how)
+
+    return ((gang_commands.GangCommands, "_begin_recover", begun),)
+
+
+@recipe("lets_go_of_what_it_began_from", "asks_for_its_own_steps_only", "brings_it_into_sealed_staging")
+def a_second_rank_dies_before_a_step_is_whole(rng: random.Random, seed: int) -> World:
+    """Two nodes have all of each step, and no disk has any. The second rank dies soon after the first one's restart."""
+    setup = Setup.of(2, script=Script(steps_count=40, checkpoint_every_count=0, memory_every_count=6))
+    at_s = rng.uniform(12.0, 18.0)
+    plan = FaultPlan().fail_at(at_s, Kind.KILL_RANK, node=None, rank=1)
+    return World(setup, plan.fail_at(at_s + rng.uniform(2.0, 9.0), Kind.KILL_RANK, node=None, rank=0), seed)
 
 
 @recipe("ends_with_its_memory")

@@ -1,0 +1,186 @@
+"""A step that is whole in the memory of nodes is loaded there, or goes through the disk: STARTING decides which."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gangrun.core.actions import BringSteps, ChooseResume, EndJob, SealAttempts, StartGang
+from gangrun.core.checkpoints import flush_to_disk, poison
+from gangrun.core.checkpoints.memory import Offered, offered
+from gangrun.core.events import (
+    AttemptSealed,
+    GangStarted,
+    NodeHeard,
+    NodeSilent,
+    NoneValid,
+    ResumeChosen,
+    StepHeld,
+    TermTaken,
+)
+from gangrun.core.model import CheckpointRef, HeldStep, Level, MemoryStep, Phase, Poisoned, Savers, StartStage
+from gangrun.core.policy import Policy
+from tests.core.life import Life, saved
+
+POLICY = Policy(keeps_memory=True)
+STEP = MemoryStep(0, 30, "ab")
+BOTH = ("n0", "n1")
+
+
+def sealing(policy: Policy = POLICY, at_least: int | None = None) -> Life:
+    """Attempt 0 fell, and attempt 1 begins."""
+    life = Life(policy=policy, at_least=at_least).running(saved(10))
+    life.exit(0)
+    life.stopped()
+    assert life.phase is Phase.STARTING and life.state.attempt.number == 1
+    return life
+
+
+def holding(at_least: int | None = None, nodes: tuple[str, ...] = BOTH) -> Life:
+    """These nodes have step 30 whole."""
+    life = sealing(at_least=at_least)
+    life.on(StepHeld(1, STEP, nodes))
+    life.on(AttemptSealed(1))
+    assert life.state.underway.stage is StartStage.CHOOSING
+    return life
+
+
+def from_memory() -> Life:
+    life = holding()
+    life.choose(saved(10))
+    life.on(GangStarted(1))
+    return life
+
+
+def test_ranks_load_the_step_that_all_their_nodes_have() -> None:
+    life = sealing()
+    assert life.last(SealAttempts) == SealAttempts(1, BOTH), "these nodes will have ranks"
+    life.ignored(StepHeld(2, STEP, BOTH), "attempt 2 is not being sealed")
+    life.on(StepHeld(1, STEP, BOTH))
+    life.says("n[0-1] have step 30 whole in memory")
+    life.on(AttemptSealed(1))
+    life.ignored(StepHeld(1, STEP, BOTH), "attempt 1 is not being sealed")
+    life.choose(saved(10))
+    assert life.started().resume == CheckpointRef(30, "", Level.COMPLETE, Savers.CHECKPOINTER, STEP)
+    life.says("resuming from step 30, which n[0-1] have in memory; without it: nothing was saved yet")
+    record, known = life.state.attempts[-1], life.state.checkpoints
+    assert (record.resumed_from_step, record.memory) == (30, STEP)
+    assert (known.newest, known.best_step, known.disk_step, known.held) == (saved(10), 10, 10, None)
+    assert known.savers is Savers.CHECKPOINTER
+
+
+def test_one_node_has_it() -> None:
+    life = Life(1, policy=POLICY).running()
+    life.exit(0)
+    life.stopped()
+    life.on(StepHeld(1, STEP, ("n0",)))
+    life.says("n0 has step 30 whole in memory")
+    life.again()
+    life.says("which n0 has in memory")
+    assert life.state.checkpoints.disk_step == -1
+
+
+@pytest.mark.parametrize("step", [30, 31])
+def test_what_the_disk_has_by_then_is_taken_from_there(step: int) -> None:
+    life = holding()
+    life.choose(saved(step))
+    assert life.started().resume == saved(step)
+    assert life.state.attempts[-1].memory is None
+
+
+def test_a_node_without_it_has_it_written_to_the_disk_before_another_attempt() -> None:
+    life = holding(nodes=("n0",))
+    life.choose(saved(10))
+    life.says("step 30 is written to disk from memory first (not in the memory of n1, where ranks will be)")
+    assert life.actions == (SealAttempts(2),), "a number of its own: staging of attempt 0 is sealed"
+    assert life.count(StartGang) == 1
+    assert life.state.checkpoints.held is None
+    assert offered(life.state.attempts, 2) == Offered(0), "attempt 1 never began"
+
+
+def test_if_nothing_on_disk_may_be_used_it_is_written_there_first() -> None:
+    life = holding()
+    life.on(NoneValid(1, "step 10: a checksum does not hold"))
+    life.says("step 30 is written to disk from memory first (step 10: a checksum does not hold)")
+    assert life.actions == (SealAttempts(2),)
+    life.on(AttemptSealed(2))
+    life.on(NoneValid(2, "step 30 could not be read"))
+    assert life.phase is Phase.FAILED
+
+
+def test_an_attempt_that_never_begins_loses_it_not() -> None:
+    """Nodes are missing at the launch. Later the attempt has another number, as staging of those before 1 is sealed."""
+    life = holding()
+    life.on(NodeSilent("n1", life.now))
+    life.choose(saved(10))
+    assert life.phase is Phase.WAITING and life.state.checkpoints.held == HeldStep(STEP, BOTH)
+    assert life.state.checkpoints.brought_attempt < 0, "a job that ends now has it written to the disk"
+    life.on(NodeHeard("n1"))
+    assert life.actions == (SealAttempts(2, BOTH),)
+    assert life.state.checkpoints.held is None
+
+
+@pytest.mark.parametrize("stage", [StartStage.SEALING, StartStage.CHOOSING])
+def test_a_new_supervisor_has_it_written_to_the_disk(stage: StartStage) -> None:
+    life = sealing()
+    life.on(StepHeld(1, STEP, BOTH))
+    if stage is StartStage.CHOOSING:
+        life.on(AttemptSealed(1))
+    life.on(TermTaken(2, "j", (), (), 1))
+    assert life.last(SealAttempts) == SealAttempts(1)
+    assert life.state.checkpoints.held is None
+    life.on(AttemptSealed(1))
+    assert life.state.checkpoints.brought_attempt == 0
+
+
+def test_what_it_began_from_is_offered_until_it_has_steps_of_its_own() -> None:
+    life = from_memory()
+    assert offered(life.state.attempts, 2) == Offered(1, STEP)
+    life.exit(1, code=None, signal=9)
+    life.stopped()
+    life.again(saved(30))
+    assert life.state.attempts[-1].memory is None
+    assert offered(life.state.attempts, 3) == Offered(2)
+
+
+def test_a_job_that_ends_has_it_written_to_the_disk() -> None:
+    life = from_memory()
+    life.cancel()
+    life.stopped()
+    assert life.last(BringSteps).attempt == 1 and life.count(EndJob) == 0
+
+
+def test_who_loaded_from_memory_poisons_nothing_yet() -> None:
+    """What the next attempt loads is on disk, where it can be set aside."""
+    life = from_memory()
+    assert poison.load_of(life.state) is None
+    life.exit(1, code=None, signal=9)
+    life.stopped()
+    life.again(saved(30))
+    assert poison.load_of(life.state) is not None
+
+
+@pytest.mark.parametrize("what", ["the setting", "a request", "a poisoned one"])
+def test_all_else_goes_through_the_disk(what: str) -> None:
+    life = Life(policy=POLICY if what != "the setting" else Policy()).running(saved(10))
+    known = life.state.checkpoints
+    if what == "a request":
+        known = replace(known, resume_request="10")
+    if what == "a poisoned one":
+        known = replace(known, condemned=Poisoned(10, "/c/step-10", "sig", 0, "", ""))
+    life.state = replace(life.state, checkpoints=known)
+    life.exit(0)
+    life.stopped()
+    assert life.last(SealAttempts) == SealAttempts(1)
+
+
+def test_the_choice_asks_for_the_disk_as_always() -> None:
+    assert holding().last(ChooseResume) == ChooseResume(1, "auto", 10)
+    life = holding()
+    life.on(ResumeChosen(1, None, "nothing there"))
+    assert life.state.attempts[-1].resumed_from_step == 30
+
+
+def test_the_sentence_says_how_many_have_it() -> None:
+    assert "n0 has step 30" in flush_to_disk.sentence(StepHeld(1, STEP, ("n0",)))

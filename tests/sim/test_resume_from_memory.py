@@ -1,0 +1,96 @@
+"""Attempts that load a step from the memory of their nodes, and what becomes of it before the disk has it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import replace
+
+import pytest
+
+from gangrun.core.model import Phase, RunState
+from gangrun.sim import FaultPlan, Kind, Script, Setup, World
+from gangrun.sim.engine.clock import EPOCH_S
+
+SCRIPT = Script(steps_count=40, checkpoint_every_count=0, memory_every_count=4)
+FALLS_AT_S = 16.0
+QUIET = FaultPlan().fail_at(FALLS_AT_S, Kind.KILL_RANK, rank=1)
+
+
+def world_of(plan: FaultPlan, seed: int = 1) -> World:
+    """Two nodes, each of which has a copy of what the other one has, and a spare."""
+    return World(replace(Setup.of(2, script=SCRIPT), spares_count=1, pool_count=4), plan, seed)
+
+
+def played(world: World) -> RunState:
+    """A broken promise raises: a step that is whole in memory and passed over is one."""
+    world.run()
+    state = world.newest_state()
+    assert state is not None and state.phase is Phase.SUCCEEDED, world.story()
+    return state
+
+
+def began_at(state: RunState) -> float:
+    """When the attempt that began from memory did."""
+    assert state.attempts[1].memory is not None
+    return state.attempts[1].started - EPOCH_S
+
+
+def test_ranks_that_stay_where_they_were_load_from_memory() -> None:
+    world = world_of(QUIET)
+    brought_at: list[float] = []
+    bring = world.checkpoint_fs.bring
+
+    def noted(path: str, files: Collection[str]) -> str:
+        brought_at.append(world.timeline.now)
+        return bring(path, files)
+
+    world.checkpoint_fs.bring = noted  # type: ignore[method-assign]
+    state = played(world)
+    found = state.attempts[1].memory
+    assert found is not None and (found.attempt, found.step) == (0, state.attempts[1].resumed_from_step)
+    assert found.step > 0
+    assert not [at for at in brought_at if FALLS_AT_S <= at <= began_at(state)], "nothing is written before it begins"
+
+
+def test_the_same_step_goes_through_the_disk_the_second_time() -> None:
+    """What it is loaded from may be what fails."""
+    again_s = began_at(played(world_of(QUIET))) + 0.3
+    state = played(world_of(QUIET.fail_at(again_s, Kind.KILL_RANK, rank=0)))
+    first, second = state.attempts[1], state.attempts[2]
+    assert first.memory is not None and second.memory is None
+    assert second.resumed_from_step == first.resumed_from_step
+
+
+@pytest.mark.parametrize("late_s", [0.1, 0.3, 1.0, 2.0])
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_that_is_lost_before_anything_newer_is_whole_costs_no_step(node: int, late_s: float) -> None:
+    at_s = began_at(played(world_of(QUIET))) + late_s
+    state = played(world_of(QUIET.fail_at(at_s, Kind.KILL_NODE, node=node)))
+    assert (state.attempts[2].resumed_from_step or -1) >= (state.attempts[1].resumed_from_step or 0)
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.1, 0.4, 0.8, 1.5])
+@pytest.mark.parametrize("kind", [Kind.KILL_SUPERVISOR, Kind.KILL_AGENT, Kind.KILL_WARDEN, Kind.KILL_NODE])
+def test_whatever_falls_on_the_way_the_step_is_resumed_from(kind: Kind, late_s: float) -> None:
+    """From the first rank's fall until its successor trains."""
+    at_s = FALLS_AT_S + late_s
+    state = played(world_of(QUIET.fail_at(at_s, kind, node=1 if kind is not Kind.KILL_SUPERVISOR else 0)))
+    steps = [one.resumed_from_step for one in state.attempts[1:] if one.nodes]
+    assert all(step is not None and step > 0 for step in steps)
+    assert steps == sorted(steps, key=lambda step: step or 0)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_falls_in_any_order_never_pass_over_what_is_whole(seed: int) -> None:
+    """That is invariant 5, checked at each choice and at the end of each job."""
+    rng = random.Random(f"from memory {seed}")
+    plan, at_s = FaultPlan(), 12.0
+    for _ in range(rng.randrange(2, 6)):
+        kind = rng.choice([Kind.KILL_RANK, Kind.KILL_RANK, Kind.KILL_SUPERVISOR, Kind.KILL_AGENT, Kind.EXIT_RANK])
+        plan = plan.fail_at(at_s, kind, node=rng.randrange(2), rank=rng.randrange(2), amount=1)
+        at_s += rng.choice([0.2, 0.5, 1.0, 3.0, 8.0]) * rng.uniform(0.5, 1.5)
+    world = world_of(plan, seed)
+    world.run()
+    state = world.newest_state()
+    assert state is not None and state.phase in {Phase.SUCCEEDED, Phase.FAILED}, world.story()

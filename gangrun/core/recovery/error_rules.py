@@ -57,6 +57,7 @@ BY_NAME = {rule.name: rule for rule in RULES}
 OF_ONE_GPU = frozenset({"gpu-ecc", "gpu-lost"})  # said by the rank that has it, of no other part of its node
 # What peers say of a lost rank, and ranks that are ended, they all say; all else on all nodes at once ended none.
 LINES_KEPT_COUNT = 1024  # ranks that fall together write the same few lines
+TEXTS_KEPT_COUNT = 64  # and raise the same errors
 COMPARED = tuple(rule for rule in RULES if rule.few not in VICTIMS and rule.cause is not Cause.KILLED)
 _VAGUE = frozenset(
     {rule.name for rule in RULES if rule.few in (*VICTIMS, TEST)}
@@ -180,8 +181,7 @@ def _own(died: RankExit) -> Rule | None:
     if _FINALIZES.search(trace or "\n".join(died.tail).lower()):
         return BY_NAME["teardown"]
     found = [
-        _match(cut_middle(text, TEXT_MAX_CHARS), "" if i else trace, beside=bool(i) and is_bug)
-        for i, text in enumerate(texts)
+        _match(cut_middle(text, TEXT_MAX_CHARS), "" if i else trace, bool(i) and is_bug) for i, text in enumerate(texts)
     ]
     known = [rule for rule in found if rule is not None]
     if error is None and known and known[0].name == "ib-completion":
@@ -226,7 +226,8 @@ def _class_of(error: ErrorReport) -> str:
     return error.kind.rpartition(".")[2]
 
 
-def _match(text: str, trace: str, *, beside: bool = False) -> Rule | None:
+@lru_cache(maxsize=TEXTS_KEPT_COUNT)
+def _match(text: str, trace: str, beside: bool) -> Rule | None:
     text = text.lower()  # four times as fast as patterns that ignore the case
     for rule in RULES:
         if (
@@ -244,29 +245,35 @@ def _entries(lines: Iterable[str], *, compared_only: bool) -> Iterator[str]:
     """
     said = [line.lower() for line in lines if not is_remark(line)]
     matched = [_matched(line, compared_only) for line in said]
-    placed = ["" if words else speakers.place_line(line) for line, words in zip(said, matched, strict=True)]
-    for rule in COMPARED if compared_only else RULES:
-        name = rule.name
-        if rule.cause is Cause.GPU_MEMORY and any(map(foreign_process, said)):
-            name = "foreign-process"
-        found = [(at, words[rule.name]) for at, words in enumerate(matched) if rule.name in words]
-        found += [(at, name) for at, place in enumerate(placed) if place == name]
-        last_at = next((at for at in range(len(said) - 1, -1, -1) if not _FILLS.search(said[at])), 0)
+    names = set[str]().union(*matched)
+    if not names:
+        return
+    last_at = next((at for at in range(len(said) - 1, -1, -1) if not _FILLS.search(said[at])), 0)
+    for rule in RULES:
+        if rule.name not in names:
+            continue
+        is_foreign = rule.cause is Cause.GPU_MEMORY and any(map(foreign_process, said))
+        name = "foreign-process" if is_foreign else rule.name
         words = {
-            f"{name}/{zlib.crc32(_NUMBER.sub('0', one).encode()) & 0xFFFF:04x}": at >= last_at for at, one in found
+            f"{name}/{zlib.crc32(_NUMBER.sub('0', one[rule.name]).encode()) & 0xFFFF:04x}": at >= last_at
+            for at, one in enumerate(matched)
+            if rule.name in one
         }
         yield from (f"{entry}{LAST if is_last else ''}" for entry, is_last in words.items())
 
 
 @lru_cache(maxsize=LINES_KEPT_COUNT)
 def _matched(line: str, compared_only: bool) -> Mapping[str, str]:
-    """The rows that match a line, with the words that each matched."""
-    return {
+    """The rows that match a line, with the words that each matched; else the row that its speaker and event give."""
+    rules = COMPARED if compared_only else RULES
+    matched = {
         rule.name: one[0]
-        for rule in (COMPARED if compared_only else RULES)
+        for rule in rules
         if (one := _patterns()[rule.name].search(line))
         and not (rule.not_of and speakers.speaker_of(line) in rule.not_of)
     }
+    place = "" if matched else speakers.place_line(line)
+    return {place: place} if BY_NAME.get(place) in rules else matched
 
 
 @cache

@@ -27,6 +27,7 @@ KNOWN_EXCLUDED = {
 ALL = [case for folder in FOLDERS for case in read_all(folder)]
 
 
+@pytest.mark.slow
 def test_no_other_healthy_node_is_excluded_and_the_page_tells_the_figures() -> None:
     """Together, so that one process plays each case once."""
     assert excluded_for_nothing(tests=True) == KNOWN_EXCLUDED
@@ -34,6 +35,7 @@ def test_no_other_healthy_node_is_excluded_and_the_page_tells_the_figures() -> N
     assert DOCS_PAGE.read_text("utf-8") == page(KNOWN_WRONG), told
 
 
+@pytest.mark.slow  # so that another process begins with it, beside the one above
 def test_without_tests_of_suspects_no_other_healthy_node_is_excluded_either() -> None:
     assert excluded_for_nothing(tests=False) == KNOWN_EXCLUDED
 

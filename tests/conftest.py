@@ -30,6 +30,9 @@ PROCESS_FOLDERS = frozenset({"local", "local_parts", "cli", "entry", "launch", "
 # Those on a real Slurm cluster wait for it more than they compute: they run beside all others but the serial ones.
 CLUSTER_FOLDERS = frozenset({"slurm"})
 
+# The parts of `make test` that are chosen by a marker of this name.
+MARKED_PARTS = ("processes", "cluster", "serial", "sweep")
+
 # What a fresh machine may lack even in CI.
 MAY_SKIP_IN_CI = frozenset({"gpu"})
 
@@ -146,15 +149,42 @@ def dealt(items: list[pytest.Item], workers_count: int) -> list[pytest.Item]:
     return dealt
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A part of `make test` imports only the files that may have tests of it: all of them take each worker long."""
+    chosen = config.option.markexpr
+    if not collection_path.match("test_*.py") or TESTS not in collection_path.parents:
+        return None
+    if chosen in MARKED_PARTS:
+        return None if may_have(collection_path, chosen) else True
+    is_quick = all(f"not {part}" in chosen for part in MARKED_PARTS)
+    return True if is_quick and folder_of(collection_path) in PROCESS_FOLDERS | CLUSTER_FOLDERS else None
+
+
+def folder_of(path: Path) -> str:
+    """Of the folders beside this file, the one that a file of tests is in."""
+    return path.relative_to(TESTS).parts[0]
+
+
+def may_have(path: Path, part: str) -> bool:
+    """Can a file have tests of this part: by its folder, or as it or the conftest.py beside it names the marker?"""
+    by_folder = {"processes": PROCESS_FOLDERS, "cluster": CLUSTER_FOLDERS}
+    beside = path.with_name("conftest.py")
+    texts = [one.read_text("utf-8") for one in (path, beside) if one.exists()]
+    return folder_of(path) in by_folder.get(part, ()) or any(f"mark.{part}" in text for text in texts)
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Set ``processes`` and ``cluster`` by folder, so that no test of real processes forgets it."""
     if TESTS not in item.path.parents:
         return
-    folder = item.path.relative_to(TESTS).parts[0]
+    folder = folder_of(item.path)
     if folder in CLUSTER_FOLDERS:
         item.add_marker(pytest.mark.cluster)
     elif folder in PROCESS_FOLDERS and not any(map(item.get_closest_marker, ("cluster", "serial"))):
         item.add_marker(pytest.mark.processes)
+    for part in filter(item.get_closest_marker, MARKED_PARTS):
+        if not may_have(item.path, part):
+            raise pytest.UsageError(f"{item.path} must name the marker as pytest.mark.{part}: make test looks for that")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

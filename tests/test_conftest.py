@@ -109,3 +109,40 @@ def test_staying_gives_up_at_the_first_change() -> None:
     stays(lambda: True, 0.02, "as it is")
     with pytest.raises(AssertionError, match="did not last"):
         stays([False, True].pop, 5, "as it is")
+
+
+PARTS = {
+    "local/test_waits.py": "def test_waits(): pass\n",
+    "agent/test_serial.py": "import pytest\n@pytest.mark.serial\ndef test_alone(): pass\ndef test_not(): pass\n",
+    "agent/test_quick.py": "def test_quick(): pass\n",
+}
+QUICK = "not processes and not serial and not cluster and not sweep"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("part", "imports", "chosen_count"),
+    [("serial", "agent/test_serial.py", 1), ("processes", "local/test_waits.py", 1), (QUICK, "agent", 2)],
+)
+def test_a_part_imports_only_files_that_may_have_tests_of_it(
+    pytester: pytest.Pytester, part: str, imports: str, chosen_count: int
+) -> None:
+    """A file that cannot be imported ends a session that imports it."""
+    pytester.makeconftest((HERE / "conftest.py").read_text("utf-8"))
+    pytester.makefile(".toml", pyproject=(HERE.parent / "pyproject.toml").read_text("utf-8"))
+    for name, text in PARTS.items():
+        path = pytester.path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text if name.startswith(imports) else "import not_there_at_all", "utf-8")
+    pytester.runpytest_subprocess("-p", "no:cacheprovider", "-m", part, ".").assert_outcomes(passed=chosen_count)
+
+
+@pytest.mark.processes
+def test_a_marker_that_a_part_cannot_find_ends_the_session(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest((HERE / "conftest.py").read_text("utf-8"))
+    pytester.makepyfile(
+        test_some="import pytest\npytestmark = getattr(pytest.mark, 'ser' + 'ial')\ndef test_it(): pass"
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    assert result.ret != 0
+    result.stderr.fnmatch_lines(["*test_some.py must name the marker as pytest.mark.serial*"])

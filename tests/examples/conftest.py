@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.local.conftest import box
+from tests.local.conftest import box, keeps_no_standbys
 
-__all__ = ["box"]
+__all__ = ["box", "keeps_no_standbys"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,28 +30,7 @@ def kill_after(box: Box, directory: Path, step: int, rank: int) -> None:
     os.kill(box.ranks()[rank], signal.SIGKILL)
 
 
-def test_ddp_minimal_ends_with_the_weights_of_an_undisturbed_run(box: Box) -> None:
-    def start(name: str, step_s: str) -> Path:
-        saves, final = box.work / f"{name} checkpoints", box.work / f"{name}.sha256"
-        box.start(
-            "--nproc-per-node", "2", "--name", name, "--checkpoint-dir", saves, EXAMPLES / "ddp_minimal/train.py",
-            "--steps", "40", "--step-time", step_s, "--checkpoint-every", "8", "--checkpoint-dir", saves,
-            "--final", final,
-        )  # fmt: skip
-        return saves
-
-    start("calm", "0.05")
-    assert box.end(LONG_S) == 0, box.told()
-    kill_after(box, start("killed", "0.2"), 16, rank=1)
-    assert box.end(LONG_S) == 0, box.told()
-    assert (box.work / "killed.sha256").read_text() == (box.work / "calm.sha256").read_text()
-    first, second = box.status()["attempts"]
-    assert first["resumed_from_step"] is None
-    assert second["resumed_from_step"] >= 16
-    assert box.status()["restarts"] == 1
-    assert "rank 1" in box.explain()
-
-
+@pytest.mark.no_warm
 def test_fsdp_sharded_resumes_from_the_shards_of_all_ranks(box: Box) -> None:
     saves = box.work / "ckpt"
     box.start(
@@ -72,7 +52,7 @@ def test_fsdp_sharded_resumes_from_the_shards_of_all_ranks(box: Box) -> None:
     assert not list(saves.glob(".gangrun/*/*/*/saving-*"))
 
 
-def test_the_demo_shows_the_story_and_the_proof(tmp_path: Path) -> None:
+def test_the_demo_of_ddp_minimal_shows_the_story_and_the_proof(tmp_path: Path) -> None:
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1",
         "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config"),
@@ -84,6 +64,7 @@ def test_the_demo_shows_the_story_and_the_proof(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     assert "The weights are equal bit for bit" in done.stdout
-    assert "killed by SIGKILL" in done.stdout
-    assert "restarts: 1, resumed from step" in done.stdout
+    assert "rank 2" in done.stdout and "killed by SIGKILL" in done.stdout
+    resumed = re.search(r"^restarts: 1, resumed from step (\d+)$", done.stdout, re.MULTILINE)
+    assert resumed and int(resumed[1]) >= 30, "it is killed once step 30 is saved"
     assert "cannot be written" not in done.stdout, "the checkpoints' directory is the script's to make"

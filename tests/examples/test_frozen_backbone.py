@@ -11,7 +11,7 @@ from tests.examples.test_examples import EXAMPLES, LONG_S
 from tests.local.harness import Box
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.no_warm]
 
 
 def test_frozen_backbone_adds_to_the_disk_what_was_learnt(box: Box) -> None:

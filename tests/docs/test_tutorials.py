@@ -23,7 +23,7 @@ def followed(folder: Path, name: str) -> str:
     environment = {
         **os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
         "XDG_STATE_HOME": str(folder / "state"), "XDG_CONFIG_HOME": str(folder / "config"), "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "GANGRUN_NO_WARM": "1",
     }  # fmt: skip
     done = subprocess.run(
         ["bash", "-c", commands_of(name)], cwd=folder, env=environment, capture_output=True, text=True, timeout=400,

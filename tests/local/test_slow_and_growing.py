@@ -17,7 +17,8 @@ from tests.local.test_grow import signal_host
 pytestmark = pytest.mark.no_warm
 
 # ``HEALTHY`` steps first, of which now and then one takes much longer on a rank drawn by chance. From there on rank 1
-# has more work in each step than its peers, and rank 0 keeps memory and files.
+# has more work in each step than its peers, so much that it is most of a step on a busy machine too. Rank 0 keeps
+# memory and files.
 TRAINS = """
     import os, random, time
     import torch, torch.distributed as dist
@@ -33,8 +34,8 @@ TRAINS = """
         slow = drawn.randrange(50) == 0 and drawn.randrange(2) == rank
         time.sleep(0.3 if slow else 0.05)
         if step >= healthy:
-            if rank == 0: kept += [torch.ones(250_000), open(os.devnull)]
-            if rank == 1: time.sleep(0.1)
+            if rank == 0: kept += [torch.ones(500_000), open(os.devnull)]
+            if rank == 1: time.sleep(0.3)
         loss = model(torch.randn(8, 64)).square().mean()
         loss.backward()
         optimizer.step()
@@ -82,7 +83,7 @@ ALIKE = """
     import gangrun
     slow, ends, step = Path(os.environ["SLOW"]), Path(os.environ["MAY_END"]), 0
     while not ends.exists():
-        time.sleep(0.08 if slow.exists() else 0.05)
+        time.sleep(0.16 if slow.exists() else 0.1)
         gangrun.step(step)
         step += 1
 """
@@ -106,7 +107,7 @@ def test_what_gpus_say_of_themselves_names_the_one_that_slows_all_ranks_down(box
     script = box.script(ALIKE)
     options = ("--nproc-per-node", "4", "--trend-window", "20s", "--memory-within", "100h")
     box.start(*options, script, environment={"SLOW": str(slow)})
-    healthy = box.until_status("most healthy steps", lambda found: (found["step"] or 0) >= 1300, 300)
+    healthy = box.until_status("most healthy steps", lambda found: (found["step"] or 0) >= 450, 300)
     assert healthy["alerts"] == [], healthy
     assert (healthy["gpu"]["count"], healthy["gpu"]["busy_percent"], healthy["gpu"]["slowed_count"]) == (4, 96, 0)
     working(driver, gpu1__clock=1200, gpu1__reasons=0x48)
@@ -129,7 +130,7 @@ def test_what_gpus_say_of_themselves_names_the_one_that_slows_all_ranks_down(box
     grown = [60 << 30]
 
     def grows(found: dict[str, Any]) -> bool:
-        grown[0] += 20 << 20
+        grown[0] += 5 << 20
         working(driver, gpu2__memory_used=grown[0])
         return any(one["kind"] == "GPU memory" for one in found["alerts"])
 

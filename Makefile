@@ -21,7 +21,7 @@ QUICK := -m "not processes and not serial and not cluster and not sweep"
 unexport PYTHONDONTWRITEBYTECODE
 JOBS ?= 2
 # Tests of real processes wait more than they compute, so more of them go on at once.
-WAITING ?= 3
+WAITING ?= 4
 # Clusters side by side: the tests on a cluster wait for Slurm most of the time.
 CLUSTERS ?= 3
 SEEDS ?= 20000
@@ -31,24 +31,24 @@ SEEDS ?= 20000
 help:  ## this list
 	@echo "gangrun: make targets"
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "Variables: PYTHON=python3.12 (which python makes $(VENV)), JOBS=2 (quick tests at once), WAITING=3 (tests of processes at once), CLUSTERS=3 (Slurm clusters at once), SEEDS=20000 (make bench)"
+	@echo "Variables: PYTHON=python3.12 (which python makes $(VENV)), JOBS=2 (quick tests at once), WAITING=4 (tests of processes at once), CLUSTERS=3 (Slurm clusters at once), SEEDS=20000 (make bench)"
 
 demo: $(VENV)/.runs  ## train a small model, kill a rank in the middle, watch it come back, compare the weights
 	@$(PY) examples/kill_a_rank/demo.py
 
 test: forget system check  ## all of it: linters, types, layers, house, tests, coverage of core and wire
 	@part() { $(MAKE) --no-print-directory test-$$1 || red="$$red $$1"; }; red=; \
-	  set -m; ( for part in cluster sweep; do $(MAKE) --no-print-directory test-$$part >$(SCRATCH)/$$part.out 2>&1 || \
+	  set -m; ( for part in cluster processes; do $(MAKE) --no-print-directory test-$$part >$(SCRATCH)/$$part.out 2>&1 || \
 	    touch $(SCRATCH)/$$part.red; done ) & beside=$$!; set +m; \
 	  trap 'kill -- -$$beside 2>/dev/null || true' EXIT; \
-	  part core; part quick; part processes; \
-	  echo "waiting for the tests on the Slurm cluster and the sweep, which run beside these"; wait $$beside || red="$$red beside"; \
-	  for part in cluster sweep; do \
+	  part core; part quick; part sweep; \
+	  echo "waiting for the tests on the Slurm cluster and those of processes, which run beside these"; wait $$beside || red="$$red beside"; \
+	  for part in cluster processes; do \
 	    if [ -e $(SCRATCH)/$$part.red ]; then red="$$red $$part"; cat $(SCRATCH)/$$part.out; \
 	    else grep -v '^$$' $(SCRATCH)/$$part.out | tail -n 15; fi; done; \
 	  part serial; echo; \
-	  echo "what ran (the cluster, then the sweep, beside the three before them; serial alone):"; \
-	  for part in core quick processes cluster sweep serial; do printf '%-10s' $$part; tail -qn 1 $(SCRATCH)/$$part.log; done; \
+	  echo "what ran (the cluster, then processes, beside the three before them; serial alone):"; \
+	  for part in core quick sweep cluster processes serial; do printf '%-10s' $$part; tail -qn 1 $(SCRATCH)/$$part.log; done; \
 	  [ -z "$$red" ] || { echo "make: red:$$red"; echo "$$red" >$(SCRATCH)/red; exit 1; }
 
 forget:

@@ -45,6 +45,18 @@ def run_or_file_names(ctx: click.Context, param: click.Parameter, incomplete: st
     return (run_names(ctx, param, incomplete) if incomplete else []) or file_names(ctx, param, incomplete)
 
 
+def profile_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Profiles: built in, and of the files of settings, --config's too."""
+    from click.shell_completion import CompletionItem
+
+    from gangrun.config import environment, layers
+
+    del param
+    named = ctx.params.get("config_file")
+    files = ((named,) if named else ()) + environment.config_files()
+    return [CompletionItem(name) for name in layers.profile_names(files) if name.startswith(incomplete)]
+
+
 def node_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Nodes of the run that is named before."""
     from click.shell_completion import CompletionItem

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from gangrun.cli.options import Grouped, GroupedCommand, Typed, file_names
+from gangrun.cli.options import Grouped, GroupedCommand, Typed, file_names, profile_names
 from gangrun.config.environment import all_variables
 from gangrun.config.launchers import (
     LACKED,
@@ -93,6 +93,8 @@ def _setting_option(row: Setting) -> Callable[[F], F]:
 
     if row.kind.metavar in ("FILE", "COMMAND") or "PATH" in row.kind.metavar.split("|"):
         more["shell_complete"] = None if row.kind.words else file_names
+    if row.name == "profile":
+        more["shell_complete"] = profile_names
     more["type"] = click.Path() if row.kind.metavar == "DIR" else Typed(parse, row.kind.words, raw=True)
     return click.option(*names, default=None, multiple=row.many, metavar=row.kind.metavar, **more)
 

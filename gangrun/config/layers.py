@@ -7,9 +7,10 @@ A key that no setting has is an error that names the nearest one: a misspelt tim
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -122,6 +123,16 @@ def _profiles_in(raw: object, place: str) -> Iterator[tuple[str, dict[str, Any]]
                 hint = did_you_mean(name, BY_NAME) or "gangrun config lists the settings"
                 raise UserError("config", f"{where}: unknown key {name!r}", hint)
         yield profile, settings
+
+
+def profile_names(files: Iterable[Path]) -> list[str]:
+    """The profiles that ``--profile`` may name, in order; a file with a mistake is passed over."""
+    names = set(BUILT_IN)
+    for path in files:
+        with contextlib.suppress(UserError):
+            tables = [_profiles_in(raw, place) for name, raw, place in _read(path) if name == PROFILES]
+            names |= {profile for table in tables for profile, _ in table}
+    return sorted(names)
 
 
 def _profile(chosen: Value, tables: Mapping[str, list[tuple[str, dict[str, Any]]]]) -> Iterator[tuple[str, Any, str]]:

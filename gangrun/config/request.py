@@ -23,6 +23,7 @@ from gangrun.config.launchers import launched_per_node, meant_for_gangrun, taken
 from gangrun.config.layers import BY_NAME, DEFAULT, Value, layered, unknown_variables, usual_files
 from gangrun.config.secrets import is_secret, redacted, secret_names
 from gangrun.config.slurm_script import literal
+from gangrun.core.checkpoints.resume import ResumeKind, parse_resume
 from gangrun.core.policy import HangPolicy, Policy, PolicyError, Timing, TrendPolicy
 from gangrun.core.text import counted
 from gangrun.errors import UserError
@@ -293,11 +294,20 @@ def _for_a_person(policy: Policy, settings: Mapping[str, Value]) -> Policy:
     )
 
 
-def refuse_unfindable(resume: str, directory: str) -> None:
-    """A step or a path that was asked for must not be passed over in silence: the script would begin anew."""
+def refuse_unfindable(resume: str, directory: str, *, here: bool = True) -> None:
+    """A step or a path that was asked for must not be passed over in silence: the script would begin anew.
+
+    Not ``here``, a path counts only if this host sees the directory around it: other hosts may have file systems more.
+    """
     if resume not in ("auto", "none") and not directory:
         hint = "--checkpoint-dir says where the script keeps its checkpoints, and --resume which of them it begins from"
         raise UserError("usage", f"--resume {resume}: no checkpoint directory is known", hint)
+    asked = parse_resume(resume)
+    if asked.kind is not ResumeKind.PATH or os.path.exists(asked.path):
+        return
+    if here or os.path.isdir(os.path.dirname(os.path.abspath(asked.path))):
+        hint = f"gangrun checkpoints {directory} lists those in its directory; --resume auto takes the newest valid one"
+        raise UserError("usage", f"--resume {resume}: there is no such checkpoint", hint)
 
 
 def _refuse_unusable(settings: Mapping[str, Value], world: str) -> None:
@@ -420,7 +430,7 @@ def resume_argument_of(settings: Mapping[str, Value], argv: tuple[str, ...]) -> 
 def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest: Any) -> RunSpec:
     """The spec as every process will read it."""
     (directory, file), health = checkpoint_place(settings), settings["health"].value
-    refuse_unfindable(settings["resume"].value, directory)
+    refuse_unfindable(settings["resume"].value, directory, here=rest["world"] == "local")
     _refuse_unusable(settings, rest["world"])
     nodes_count = rest.get("nodes_count", 0) or len(rest["nodes"])
     nodes_min = settings["min_nodes"].value or nodes_count

@@ -49,7 +49,7 @@ def resume(
     if detach and in_slurm:
         hint = "leave --detach out: Slurm starts the run, and gangrun resume returns at once"
         raise UserError("usage", f"--detach: run {clean(reading.spec.run)} belongs to Slurm", hint)
-    refuse_unfindable(request, reading.spec.checkpoint.directory)
+    refuse_unfindable(request, reading.spec.checkpoint.directory, here=not in_slurm)
     _may_go_on(reading, asks_slurm=in_slurm)
     _whole(paths)
     _readable(reading)

@@ -47,6 +47,17 @@ def test_runs_are_completed_by_id_and_name_the_newest_first(runs: Path) -> None:
     assert completed("status", "--runs-dir", str(runs / "elsewhere"), "") == []
 
 
+def test_profiles_are_completed_from_all_places_where_they_are_read(home: Path) -> None:
+    (home / "gangrun.toml").write_text("[profiles.night]\nspares = 1\n[profiles.h100]\nspares = 1\n")
+    (home / "more.toml").write_text("[profiles.nightly]\nspares = 1\n")
+    assert completed("run", "--profile", "") == ["a100", "b200", "h100", "night"]
+    assert completed("submit", "--profile", "n") == ["night"]
+    assert completed("run", "--config", "more.toml", "--profile", "n") == ["night", "nightly"]
+    assert completed("run", "--config", "gone.toml", "--profile", "n") == ["night"]
+    (home / "gangrun.toml").write_text("no TOML")
+    assert completed("run", "--profile", "h") == ["h100"]
+
+
 def test_options_with_a_choice_complete_their_words(home: Path) -> None:
     assert {"auto", "hf", "lightning"} <= set(completed("run", "--framework", ""))
     assert completed("checkpoints", "--framework", "h") == ["hf"]

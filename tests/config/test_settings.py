@@ -102,6 +102,8 @@ def test_where_the_checkpoints_are(home: Path, flags: dict[str, str], place: tup
         ("--keep-copies 2", "no --checkpoint-file is given"),
         ("--checkpoint-file latest.pt --memory-checkpoints", "keeps the saves of gangrun.Checkpointer"),
         ("--resume 40", "no checkpoint directory is known"),
+        ("--resume folder/step-9 --checkpoint-dir folder", "--resume folder/step-9: there is no such checkpoint"),
+        ("--resume gone/step-9 --checkpoint-dir folder", "--resume gone/step-9: there is no such checkpoint"),
     ],
 )
 def test_a_checkpoint_file_that_cannot_be_meant_is_refused(home: Path, gangrun: Call, words: str, told: str) -> None:
@@ -109,6 +111,7 @@ def test_a_checkpoint_file_that_cannot_be_meant_is_refused(home: Path, gangrun: 
     (home / "train.py").touch()
     said = gangrun("run", *words.split(), "train.py")
     assert said.code == 2 and told in said.err, said.err
+    assert not (home / "gangrun_runs").exists(), "refused before anything is made"
 
 
 def test_a_misspelt_variable_is_told(home: Path, gangrun: Call, monkeypatch: pytest.MonkeyPatch) -> None:

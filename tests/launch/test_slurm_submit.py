@@ -153,6 +153,11 @@ def test_json_tells_where_it_would_go_on(tools: Path, home: Path, gangrun: Call)
     assert f"by run {first['run']} (train)" in said.out
     for asked, words in (("none", "nothing, as --resume none asks"), ("100", "100, as --resume asks")):
         assert words in gangrun("submit", "--resume", asked, "--checkpoint-dir", "ckpt", "train.py").out
+    said = gangrun("submit", "--resume", "ckpt/step-9", "--checkpoint-dir", "ckpt", "train.py")
+    assert said.code == 2 and "--resume ckpt/step-9: there is no such checkpoint" in said.err
+    assert f"gangrun checkpoints {home / 'ckpt'} lists" in said.err
+    unseen = "/of/the/nodes/alone/step-9"
+    assert gangrun("submit", "--resume", unseen, "--checkpoint-dir", "ckpt", "train.py").code == 0
 
 
 def test_checkpoints_that_nobody_can_list(tools: Path, home: Path, gangrun: Call) -> None:

@@ -267,7 +267,8 @@ class StacksTaken:
 class GangStopped:
     """No rank of ``attempt`` lives. ``presumed``: (node, by which rule) where no report said so.
 
-    ``overdue``: ranks that were killed because they had not ended ``grace_s`` after SIGTERM.
+    ``overdue``: ranks that were killed because they had not ended ``grace_s`` after SIGTERM. ``saved_step``: the newest
+    step that the script saved because this stop asked for it; -1: none.
     """
 
     attempt: int
@@ -275,6 +276,7 @@ class GangStopped:
     leftovers: tuple[str, ...] = ()
     overdue: tuple[int, ...] = ()
     grace_s: float = 0.0
+    saved_step: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,9 +354,10 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """Someone asked for the end: Ctrl-C in ``run``, ``gangrun cancel``, scancel."""
+    """Someone asked for the end: Ctrl-C in ``run``, ``gangrun cancel``, scancel. ``now``: without a save or a grace."""
 
     by: str
+    now: bool = False
 
 
 @dataclass(frozen=True, slots=True)

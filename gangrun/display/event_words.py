@@ -313,7 +313,8 @@ def done(action: act.Action) -> str:
             return f"started {counted(placed.world_size, 'rank')} on {fold(placed.nodes)} {origin}{without}"
         case act.StopGang():
             save = ", a checkpoint first if the script can" if action.checkpoint_first else ""
-            return f"stopped all ranks ({action.grace_s:g} s grace{save})"
+            grace = f"{action.grace_s:g} s" if action.grace_s else "no"
+            return f"stopped all ranks ({grace} grace{save})"
         case act.TakeStacks():
             return "took the stacks of all ranks"
         case act.SaveGang():

@@ -194,7 +194,7 @@ class OrderWatch(threading.Thread):
                 drains = DrainRequested(order.drain, order.by, order.key) if order.drain else None
                 self._mailbox.post(Stamped(drains or SaveRequested(order.by, order.key)))
             if mark is not None and not self.over.is_set():
-                self._mailbox.post(Stamped(CancelRequested(mark.by)))
+                self._mailbox.post(Stamped(CancelRequested(mark.by, mark.now)))
                 return
 
 

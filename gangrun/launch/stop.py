@@ -108,7 +108,8 @@ def cancel(
     if reading.ended:
         return reading, f"{run} has ended already"
     grace_s = policy.checkpoint_grace_s + policy.stop_grace_s + policy.timing.fence_after_s + SLACK_S
-    first = mark_cancelled(Disk(), paths, f"{environment.user_name()} (gangrun cancel)", wall_now())
+    by = f"{environment.user_name()} (gangrun cancel{' --now' if now else ''})"
+    first = mark_cancelled(Disk(), paths, by, wall_now(), now=now)
     if reading.spec.is_scheduled:
         from gangrun.launch.slurm_cancel import cancel_jobs
 
@@ -120,7 +121,7 @@ def cancel(
     if not waits:
         return reading, f"{run} is asked to stop{'' if first else ' (it was asked before)'}"
     if told is SignalResult.ELSEWHERE and reading.owner is not None:
-        orderly = "; --now kills only on that host, so ranks stop in order" if now else ""
+        orderly = "; --now after a cancel kills only on that host, so ranks stop in order" if now and not first else ""
         say(f"the process that runs it is on {reading.owner.host} and will see the cancel{orderly}; waiting")
     last = wait_for_end(paths, grace_s if timeout_s is None else timeout_s)
     if last.ended:

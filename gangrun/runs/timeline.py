@@ -151,6 +151,8 @@ def _matters(record: Record) -> bool:
         return False
     if record.was != record.phase or OWN_PATCH & record.patch.keys():
         return True
+    if record.kind == "CheckpointSeen":  # while ranks train it comes every few minutes
+        return record.phase == "STOPPING"
     if record.kind == "RankExited":
         return not _one_of_many(record.event)
     if record.kind == "NodeChecked":  # a suspect's answer matters, and so does a failure

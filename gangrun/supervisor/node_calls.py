@@ -447,6 +447,7 @@ class StopCall(NodeCall):
         self._leftovers: list[str] = []
         self._overdue: set[int] = set()  # ranks that were killed since their grace was over
         self._grace_s = 0.0
+        self._saved_step = -1
         self._timed_out: set[str] = set()
         self._lost_at: dict[str, float] = {}
         self._ask_again: dict[str, float] = {}
@@ -505,6 +506,7 @@ class StopCall(NodeCall):
             leftovers = result.answer.leftovers
             self._overdue.update(result.answer.overdue)
             self._grace_s = max(self._grace_s, result.answer.grace_s)
+            self._saved_step = max(self._saved_step, result.answer.saved_step)
         if result.ok:
             self._waiting.discard(node)
             self._answered.add(node)
@@ -549,7 +551,7 @@ class StopCall(NodeCall):
 
     def _stopped(self) -> GangStopped:
         presumed, overdue = tuple(sorted(self._presumed.items())), tuple(sorted(self._overdue))
-        return GangStopped(self.attempt, presumed, tuple(self._leftovers), overdue, self._grace_s)
+        return GangStopped(self.attempt, presumed, tuple(self._leftovers), overdue, self._grace_s, self._saved_step)
 
     def _presume(self, node: str, rule: str) -> None:
         self._waiting.discard(node)

@@ -136,12 +136,14 @@ class StartAnswer(_Message, frozen=True, tag=True):
 class StopAnswer(_Message, frozen=True, tag=True):
     """To ``Stop``: what is left, in words; the processes that cannot be killed if it failed.
 
-    ``overdue``: ranks that were killed because they had not ended ``grace_s`` after SIGTERM.
+    ``overdue``: ranks that were killed because they had not ended ``grace_s`` after SIGTERM. ``saved_step``: the newest
+    step that ranks saved because they were asked to; -1: none.
     """
 
     leftovers: tuple[str, ...]
     overdue: tuple[int, ...] = ()
     grace_s: float = 0.0
+    saved_step: int = -1
 
 
 class StacksAnswer(_Message, frozen=True, tag=True):

@@ -192,6 +192,20 @@ def test_a_cancel_ends_cancelled_from_every_phase() -> None:
         assert life.state.phase is Phase.CANCELLED
 
 
+def test_a_cancel_at_once_gives_ranks_no_grace_and_no_time_to_save() -> None:
+    life = Life().running()
+    life.on(CancelRequested("someone", now=True))
+    stop = life.last(StopGang)
+    assert (stop.grace_s, stop.checkpoint_first) == (0.0, False)
+    life.says("cancelled by someone; killing all ranks")
+    life = Life().stopping()
+    assert life.last(StopGang).grace_s > 0
+    life.on(CancelRequested("someone", now=True))
+    assert life.last(StopGang).grace_s == 0
+    life.stopped()
+    assert life.phase is Phase.CANCELLED
+
+
 def test_none_valid_never_starts_from_zero() -> None:
     life = Life()
     life.checked()

@@ -332,6 +332,10 @@ def test_ranks_that_are_killed_because_they_do_not_end_in_time_are_named_where_t
     life.on(CancelRequested("Ctrl-C"))
     life.stopped(overdue=(0, 1), grace_s=2.0, leftovers=("/dev/shm/psm_x",))
     life.says("(left behind: /dev/shm/psm_x; ranks 0-1 did not end within 2 s of SIGTERM and were killed)")
+    life = Life().running()
+    life.on(CancelRequested("Ctrl-C"))
+    life.stopped(saved_step=149)
+    assert life.reason == "cancelled by Ctrl-C (the script saved step 149 first)"
     life = Life().stopping()
     life.stopped(overdue=(1,), grace_s=2.0)
     assert "SIGTERM" not in life.reason, "after a failure ranks wait for each other, and their end tells nothing"

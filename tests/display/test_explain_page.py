@@ -8,8 +8,18 @@ from pathlib import Path
 
 from gangrun.core import actions as core_actions
 from gangrun.core import events as core_events
-from gangrun.core.events import AgentJoined, FindingRaised, NodeChecked, ProgressStalled, RankFinished, StacksTaken
+from gangrun.core.events import (
+    AgentJoined,
+    CancelRequested,
+    CheckpointSeen,
+    FindingRaised,
+    NodeChecked,
+    ProgressStalled,
+    RankFinished,
+    StacksTaken,
+)
 from gangrun.core.evidence import Alert, AlertKind, NodeFinding, RankObservation, RankStack
+from gangrun.core.model import CheckpointRef, Level
 from gangrun.core.policy import Policy
 from gangrun.display.event_words import done, ranks_words, seen
 from gangrun.display.explain_page import explained, page
@@ -43,6 +53,21 @@ def test_by_default_what_matters_is_told(runs: Path, gangrun: Call) -> None:
     assert "attempt 1 on n[0-1], from step 20" in said
     assert "1 checkpoint seen, newest of step 20" in said
     assert "ticket" not in said
+
+
+def test_the_step_that_a_cancel_saved_is_told(runs: Path, gangrun: Call) -> None:
+    story = running(runs).on(CancelRequested("ann (gangrun cancel)"))
+    story.on(CheckpointSeen(CheckpointRef(50, "/ckpt/step-50", Level.COMPLETE), told=True))
+    said = " ".join(gangrun("explain").out.split())
+    assert "(10 s grace, a checkpoint first if the script can)" in said
+    assert "checkpoint of step 50 is complete; this is the checkpoint that ranks were told to save" in said
+
+
+def test_a_cancel_at_once_is_told_without_a_grace(runs: Path, gangrun: Call) -> None:
+    running(runs).on(CancelRequested("ann (gangrun cancel --now)", now=True))
+    said = " ".join(gangrun("explain").out.split())
+    assert "stopped all ranks (no grace)" in said
+    assert "10 s grace" not in said
 
 
 def test_ignored_and_refused_events_are_told_only_when_asked_for(runs: Path, gangrun: Call) -> None:

@@ -106,11 +106,14 @@ def test_cancel_now_sends_the_signal_that_kills_at_once_also_after_a_cancel(
     assert owner.wait(300) == -signal.SIGQUIT
 
 
-def test_cancel_now_of_a_run_on_another_host_says_that_ranks_stop_in_order(runs: Path, gangrun: Call) -> None:
-    Builder(runs).supervisor().up().owner(host="another-host")
+def test_cancel_now_of_a_run_on_another_host_is_told_to_its_supervisor(runs: Path, gangrun: Call) -> None:
+    story = Builder(runs).supervisor().up().owner(host="another-host")
     said = gangrun("cancel", "train", "--now", "--timeout", "0.1")
     assert said.code == 3
-    assert "--now kills only on that host" in said.err
+    assert "--now after a cancel kills only on that host" not in said.err, "its supervisor is told by the mark"
+    mark = read_cancelled(Disk(), story.paths)
+    assert mark is not None and mark.now and mark.by.endswith("(gangrun cancel --now)")
+    assert "--now after a cancel kills only on that host" in gangrun("cancel", "train", "--now", "--timeout", "0.1").err
 
 
 def test_cancel_of_a_run_that_nobody_holds_marks_it(runs: Path, gangrun: Call) -> None:

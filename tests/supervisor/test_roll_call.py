@@ -176,11 +176,11 @@ def test_ranks_that_had_to_be_killed_are_told() -> None:
     cancel(desk)
     desk.pass_s(HOLD_WITHIN_S)
     for rank, agent in enumerate(desk.agents.values()):
-        agent.answer(agent.heard(Stop)[-1], True, "", StopAnswer((), (rank,), 2.0))
+        agent.answer(agent.heard(Stop)[-1], True, "", StopAnswer((), (rank,), 2.0, 40 + rank))
     desk.turn_all()
     assert loop.state.phase is Phase.CANCELLED
     told = record(desk, "GangStopped")
-    assert (told["overdue"], told["grace_s"]) == ([0, 1], 2.0)
+    assert (told["overdue"], told["grace_s"], told["saved_step"]) == ([0, 1], 2.0, 41)
 
 
 def test_a_new_agent_on_the_node_is_asked_and_answers_for_it() -> None:

@@ -443,13 +443,14 @@ def read_notify_addresses(disk: Disk, paths: RunPaths) -> tuple[str, ...]:
 
 
 class CancelMark(msgspec.Struct, frozen=True):
-    """Who cancelled the run, and when by the wall clock."""
+    """Who cancelled the run, and when by the wall clock. ``now``: all ranks are to be killed, without a grace."""
 
     by: str
     wall: float
+    now: bool = False
 
 
-def mark_cancelled(disk: Disk, paths: RunPaths, by: str, wall: float) -> bool:
+def mark_cancelled(disk: Disk, paths: RunPaths, by: str, wall: float, *, now: bool = False) -> bool:
     """The first step of any cancel; False: somebody did it before."""
     try:
         fd = disk.create(paths.cancelled)
@@ -457,7 +458,7 @@ def mark_cancelled(disk: Disk, paths: RunPaths, by: str, wall: float) -> bool:
         return False
     # The name alone is the mark: what follows may fail on a full disk and it still holds.
     try:
-        disk.write_all(fd, msgspec.json.encode(CancelMark(by, wall)) + b"\n", paths.cancelled)
+        disk.write_all(fd, msgspec.json.encode(CancelMark(by, wall, now)) + b"\n", paths.cancelled)
         disk.fsync(fd, paths.cancelled)
         disk.fsync_dir(paths.root)
     except OSError:

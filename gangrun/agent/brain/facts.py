@@ -102,7 +102,7 @@ class RanksStopped:
     """``Stop`` ended: ok means that no rank of any attempt up to this one, nor a descendant, is left.
 
     ``leftovers`` are in words; where not ok they name the processes that cannot be killed. ``overdue``: ranks that were
-    killed because they had not ended ``grace_s`` after SIGTERM.
+    killed because they had not ended ``grace_s`` after SIGTERM. ``saved_step``: of ranks that saved when asked, or -1.
     """
 
     attempt: int
@@ -110,6 +110,7 @@ class RanksStopped:
     leftovers: tuple[str, ...] = ()
     overdue: tuple[int, ...] = ()
     grace_s: float = 0.0
+    saved_step: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,8 +197,8 @@ class Orders:
             self.dirty = False
             for launch in self._withdraw(Launch, 0, fact.attempt):
                 self._remember(launch, False, "stopped before it was up", None)
-        told = bool(fact.leftovers or fact.overdue)
-        left = StopAnswer(fact.leftovers, fact.overdue, fact.grace_s) if told else None
+        told = bool(fact.leftovers or fact.overdue or fact.saved_step >= 0)
+        left = StopAnswer(fact.leftovers, fact.overdue, fact.grace_s, fact.saved_step) if told else None
         why = "" if fact.ok else "cannot be killed: " + ", ".join(fact.leftovers)
         answers: list[Effect] = [self._answer(c, fact.ok, why, left) for c in self._withdraw(Stop, -1, fact.attempt)]
         return answers + [c for c in self._in_hand.values() if isinstance(c, Stop)]

@@ -528,7 +528,8 @@ class RankGang:
             self._ladder = None
             alive = self._family.find([rank.proc for rank in ranks])
             overdue = tuple(sorted(ladder.overdue))
-            self._tell(facts.RanksStopped(command.attempt, not alive, leftovers, overdue, ladder.grace_s))
+            told = facts.RanksStopped(command.attempt, not alive, leftovers, overdue, ladder.grace_s, ladder.saved_step)
+            self._tell(told)
 
         threading.Thread(target=stop, name="stop ranks", daemon=True).start()
 

@@ -340,6 +340,7 @@ class StopLadder:
         self._locks = dict(locks)
         self.overdue: list[int] = []  # ranks that had not ended after the grace, though they could
         self.grace_s = 0.0  # what they got
+        self.saved_step = -1  # the newest that a rank saved because it was asked to
         self.unlocked: tuple[str, ...] = ()  # once all are dead: locks of theirs that were removed
 
     def hurry(self) -> None:
@@ -355,13 +356,18 @@ class StopLadder:
         """Stop; what could not be killed, in words."""
         self._look()
         self._settle(command.settle_s)
+        asked = dict[int, int]()  # generation of the request to save, by rank
         if command.checkpoint_first and not any(target.ended.is_set() for target in self._targets):
-            self._let_save(command)  # with one gone the others could only wait for it
+            asked = self._let_save(command)  # with one gone the others could only wait for it
         alive = [target for target in self._targets if not target.ended.is_set()]
         if alive and not self._hurried.is_set():
             self._look()
             self._terminate(alive, self._grace_s(command))
-        return self._kill_all()
+        left = self._kill_all()
+        slots = [(target.slot.read(), asked[target.rank]) for target in self._targets if target.rank in asked]
+        saved = [slot.saved_step for slot, generation in slots if slot.handled_generation >= generation]
+        self.saved_step = max(saved, default=-1)
+        return left
 
     def _grace_s(self, command: Stop) -> float:
         """A handler of a rank whose peer is gone waits for it in vain, unless it is there to save."""
@@ -390,8 +396,8 @@ class StopLadder:
         self._segments |= mapped_segments(found)
         self._locks |= build_locks(proc.pid for proc in found)
 
-    def _let_save(self, command: Stop) -> None:
-        """StepRequest as the script wants to be asked; wait for those that can hear it."""
+    def _let_save(self, command: Stop) -> dict[int, int]:
+        """StepRequest as the script wants to be asked; wait for those that can hear it. As ``ask_to_save`` returns."""
         asked = ask_to_save(self._targets, command.save_step, StepRequest.STOP_AFTER_STEP)
         sizes = {target.proc.pid: _size(target.files.signals) for target in self._targets}
         waiting = [target for target in self._targets if self._send_save(target) or asked]
@@ -399,11 +405,12 @@ class StopLadder:
         while waiting and self._now() < until and not self._saved.is_set():
             waiting = [target for target in waiting if not target.ended.is_set()]
             if asked and not self._commits_are_seen and all(_trains_on(one, asked[one.rank]) for one in waiting):
-                return
+                break
             if not asked:
                 waiting = [one for one in waiting if _size(one.files.signals) == sizes[one.proc.pid]]
             if waiting:
                 waiting[0].ended.wait(POLL_S)
+        return asked
 
     def _send_save(self, target: WatchedRank) -> bool:
         """Whether anything of this rank heard the save signal. A wrapper would die of it: what it runs gets it."""

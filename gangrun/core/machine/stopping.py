@@ -83,6 +83,8 @@ def gang_stopped(state: RunState, event: GangStopped, now: float, policy: Policy
         ranks = f"rank{'s' * (len(event.overdue) > 1)} {fold(map(str, event.overdue)).strip('[]')}"
         were = "were" if len(event.overdue) > 1 else "was"
         told.append(f"{ranks} did not end within {time_words(event.grace_s)} of SIGTERM and {were} killed")
+    if event.saved_step >= 0 and state.underway.after in _LEFT_TIME:
+        told.append(f"the script saved step {event.saved_step} first")
     if not told:
         return decision
     reason = f"{decision.reason} ({'; '.join(told)})"
@@ -176,24 +178,31 @@ def stop_deadline(state: RunState, event: DeadlinePassed, now: float, policy: Po
 
 def cancel_requested(state: RunState, event: CancelRequested, now: float, policy: Policy) -> Decision:
     """Someone asked for the end."""
-    return cancel(state, event.by, now, policy)
+    return cancel(state, event.by, now, policy, at_once=event.now)
 
 
-def cancel(state: RunState, by: str, now: float, policy: Policy) -> Decision:
-    """Stop in order. In RUNNING a script that asked for it may save first; a second cancel ends every wait."""
+def cancel(state: RunState, by: str, now: float, policy: Policy, *, at_once: bool = False) -> Decision:
+    """Stop in order, or ``at_once``. In RUNNING a script may save first; a second cancel ends every wait."""
     if state.underway.bringing is not None:
         return flush_to_disk.cancel(state, by, now, policy)
     if state.phase is Phase.STOPPING:
-        return _cancel_stopping(state, by)
+        return _cancel_stopping(state, by, at_once=at_once)
     state = replace(state, ending=replace(state.ending, cancelled_by=by))
     reason = f"cancelled by {by}"
     if not may_hold_ranks(state):
         return finish(state, Phase.CANCELLED, now, reason)
-    save = state.phase is Phase.RUNNING
-    return stop_all(state, now, policy, After.CANCEL, f"{reason}; stopping all ranks", checkpoint_first=save)
+    save = state.phase is Phase.RUNNING and not at_once
+    doing = "killing" if at_once else "stopping"
+    decision = stop_all(state, now, policy, After.CANCEL, f"{reason}; {doing} all ranks", checkpoint_first=save)
+    return _without_grace(decision) if at_once else decision
 
 
-def _cancel_stopping(state: RunState, by: str) -> Decision:
+def _without_grace(decision: Decision) -> Decision:
+    stops = tuple(replace(one, grace_s=0.0) if isinstance(one, StopGang) else one for one in decision.actions)
+    return replace(decision, actions=stops)
+
+
+def _cancel_stopping(state: RunState, by: str, *, at_once: bool) -> Decision:
     if state.underway.after is After.CANCEL:
         reason = f"cancelled again by {by}; killing all ranks"
         stop = StopGang(state.attempt.number, 0.0, False, reason)
@@ -202,7 +211,8 @@ def _cancel_stopping(state: RunState, by: str) -> Decision:
         return ignored(state, f"cancelled by {by}, but all ranks have finished already")
     reason = f"cancelled by {by} while all ranks were being stopped"
     state = replace(state, ending=replace(state.ending, cancelled_by=by))
-    return stay(state, reason, loud=True, underway=replace(state.underway, after=After.CANCEL))
+    kill = (StopGang(state.attempt.number, 0.0, False, reason),) if at_once else ()
+    return stay(state, reason, *kill, loud=True, underway=replace(state.underway, after=After.CANCEL))
 
 
 def notice(state: RunState, event: Notice, now: float, policy: Policy) -> Decision:

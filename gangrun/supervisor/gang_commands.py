@@ -150,6 +150,7 @@ class GangCommands:
     def stop(self, action: StopGang, state: RunState, now: float) -> None:
         """Stop all ranks."""
         self._stopped_through = max(self._stopped_through, action.attempt)
+        told_step = max((one.told_step for one in self._saves if not one.over), default=-1)
         _end(self._start, self._stacks, *self._saves)
         if self._stop is None or self._stop.over or self._stop.attempt != action.attempt:
             _end(self._stop)
@@ -161,7 +162,7 @@ class GangCommands:
             state.attempt.placement.nodes if state.attempt.placement else state.roster.nodes
         )  # unknown where: anywhere
         doubtful = {row.node for row in self._rows.values() if not row.empty or row.hello.launching}
-        self._stop.begin(action, held | doubtful, now)
+        self._stop.begin(action, held | doubtful, now, told_step)
 
     def stacks(self, action: TakeStacks, state: RunState, now: float) -> None:
         """Take all ranks' stacks."""
@@ -170,10 +171,16 @@ class GangCommands:
         self._stacks = StacksCall(self._board, action.attempt, nodes, self._policy, now)
 
     def save(self, action: SaveGang, state: RunState, now: float) -> None:
-        """Have all ranks save and train on."""
+        """Have all ranks save and train on, once they have done so for all who asked before."""
         placed = state.attempt.placement.nodes if state.attempt.placement else ()
-        call = SaveCall(self._board, action, placed, now)
-        self._saves = [*(one for one in self._saves if not one.over), call]
+        self._saves.append(SaveCall(self._board, action, placed))
+        self._begin_save(now)
+
+    def _begin_save(self, now: float) -> None:
+        """One save after the other: a second request would replace the first before all ranks have read it."""
+        self._saves = [one for one in self._saves if not one.over]
+        if self._saves and not self._saves[0].begun:
+            self._saves[0].begin(now)
 
     def check(self, action: CheckNodes, now: float) -> None:
         """Have nodes prove themselves."""
@@ -284,7 +291,9 @@ class GangCommands:
         """One node's answer to one command."""
         n = self._board.answered(said)
         call = next((call for call in self._calls() if n is not None and call.waits_for(n)), None)
-        return [] if call is None or n is None else call.answered(n, said, now)
+        told = [] if call is None or n is None else call.answered(n, said, now)
+        self._begin_save(now)
+        return told
 
     def _calls(self) -> list[NodeCall]:
         calls: tuple[NodeCall | None, ...] = (
@@ -318,6 +327,7 @@ class GangCommands:
         for call in self._calls():
             if now >= call.deadline:
                 told += call.tick(now, silent, lost)
+        self._begin_save(now)
         return told
 
     def look_again(self, now: float) -> None:

@@ -315,10 +315,11 @@ class Held:
     past the step after the newest of all, so that is the one to save. Then all ranks are told, and go on.
     """
 
-    def __init__(self, nodes: Collection[str], now: float) -> None:
+    def __init__(self, nodes: Collection[str], now: float, step: int = -1) -> None:
+        """``step``: what all ranks are to save, if that is known already."""
         self.waiting = set(nodes) if len(nodes) > 1 else set[str]()  # ranks of one node are told by its agent alone
         self.until = now + HOLD_WITHIN_S
-        self._newest = -1
+        self._newest = max(step, 0) - 1
 
     def take(self, node: str, result: CommandResult) -> None:
         """One node has answered; one that refuses has no ranks that train."""
@@ -339,11 +340,21 @@ class Held:
 class SaveCall(NodeCall):
     """Have all ranks save one step and train on; a node that is lost ends it without an answer of its own."""
 
-    def __init__(self, board: CommandRetry, action: SaveGang, nodes: tuple[str, ...], now: float) -> None:
+    def __init__(self, board: CommandRetry, action: SaveGang, nodes: tuple[str, ...]) -> None:
+        """Nothing is asked before ``begin``."""
         super().__init__(board)
         self._action, self._step, self._saved, self._why = action, -1, False, "no node answered"
-        self._nodes, self._held = nodes, Held(nodes, now)
+        self._nodes, self._held, self.begun = nodes, Held((), NEVER), False
+
+    def begin(self, now: float) -> None:
+        """Ask."""
+        self.begun, self._held = True, Held(self._nodes, now)
         self._ask_all(-1, now, hold=bool(self._held.waiting))
+
+    @property
+    def told_step(self) -> int:
+        """What all ranks were told to save; -1: nothing yet, or their agent has chosen it."""
+        return -1 if self._held.waiting else self._held.step
 
     def _ask_all(self, step: int, now: float, *, hold: bool = False) -> None:
         self.deadline = min(now + LOOK_AGAIN_S, self._held.until) if hold else now + LOOK_AGAIN_S
@@ -452,8 +463,13 @@ class StopCall(NodeCall):
         self._lost_at: dict[str, float] = {}
         self._ask_again: dict[str, float] = {}
 
-    def begin(self, action: StopGang, nodes: Iterable[str], now: float) -> None:
-        """Ask, or ask again with other words: less grace, for instance. All nodes are told the same step to save."""
+    def begin(self, action: StopGang, nodes: Iterable[str], now: float, told_step: int = -1) -> None:
+        """Ask, or ask again with other words: less grace, for instance. All nodes are told the same step to save.
+
+        ``told_step``: what ranks were told to save before, and may be saving now.
+        """
+        if told_step >= 0:
+            self._held = Held((), NEVER, told_step)
         self.leave(set(self._open.values()))
         self._action, self.attempt = action, action.attempt
         self._waiting |= set(nodes) - self._answered - self._presumed.keys()

@@ -224,7 +224,7 @@ class ProgressPage:
         ints[W_RANK], ints[W_STEP], ints[W_FIRST_STEP] = rank, -1, -1
         ints[W_LOSS] = ints[W_GRAD_NORM] = NEVER_REPORTED
         ints[W_MAGIC] = MAGIC
-        self._generation = 0
+        self.generation = 0  # of the newest request
         self._seen_count = self._not_finite_count = 0  # of reports, as of the last look
 
     def read(self) -> SlotReading:
@@ -285,10 +285,21 @@ class ProgressPage:
 
     def ask(self, what: StepRequest, save_step: int = -1) -> int:
         """Leave a request that counts from ``save_step`` on, replacing the one before; its generation."""
-        self._generation += 1
+        self.generation += 1
         self._words.ints[W_SAVE_STEP] = save_step
-        self._words.ints[W_REQUESTS] = self._generation << GENERATION_SHIFT | int(what)
-        return self._generation
+        self._words.ints[W_REQUESTS] = self.generation << GENERATION_SHIFT | int(what)
+        return self.generation
+
+    def add(self, what: StepRequest) -> int:
+        """Ask for more with the newest request; a script that was told of it is not told again. Its generation."""
+        self._words.ints[W_REQUESTS] |= int(what)
+        return self.generation
+
+    @property
+    def save_asked(self) -> int:
+        """The step that the newest request wants saved; -1: it wants none."""
+        ints = self._words.ints
+        return ints[W_SAVE_STEP] if ints[W_REQUESTS] & StepRequest.CHECKPOINT_NOW else -1
 
     def close(self, *, remove: bool = True) -> None:
         """Give the memory back; a script that still has it mapped is not disturbed."""

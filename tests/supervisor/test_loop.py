@@ -422,21 +422,43 @@ def test_ranks_save_on_request_of_a_person_and_train_on() -> None:
     desk.mailbox.post(Stamped(SaveRequested("ada", "k1")))
     desk.mailbox.post(Stamped(SaveRequested("eve", "k2")))  # while the first one waits
     desk.turn_all()
-    (first, second), others = ([one for one in node.heard(AskSave) if not one.hold] for node in (n0, n1))
-    assert [one.save_step for one in (first, second, *others)] == [-1] * 4
+    (first,), (other,) = ([one for one in node.heard(AskSave) if not one.hold] for node in (n0, n1))
+    assert [one.save_step for one in (first, other)] == [-1] * 2, "the second one would replace it in some ranks"
     n0.answer(first, answer=SaveAnswer(7))
     desk.turn_all()
     assert "SaveAnswered" not in desk.kinds(), "n1 has not answered"
-    n1.answer(others[0], False, "the script reads none")  # rank 0 alone may read requests
-    n0.answer(second, False, "the script reads none")
+    n1.answer(other, False, "the script reads none")  # rank 0 alone may read requests
     desk.turn_all()
     assert "all ranks that read requests saved when asked, at step 7" in desk.says
+    desk.turn_all()
+    second = [one for one in n0.heard(AskSave) if not one.hold][-1]
+    assert second.act != first.act, "asked once the first is over"
+    n0.answer(second, False, "the script reads none")
+    desk.turn_all()
     n1.beating = n1.obeys = False  # its answer never comes
     desk.pass_s(40.0)
     assert "SaveRequested in STOPPING: no rank trains now" not in desk.says
     desk.mailbox.post(Stamped(SaveRequested("ada", "k3")))
     desk.turn_all()
     assert loop.state.phase is not Phase.RUNNING and desk.kinds().count("SaveAnswered") == 1
+
+
+def test_a_stop_joins_the_save_that_ranks_were_told_of() -> None:
+    """Some ranks may be saving that step and wait for the others: these must not be told of another one."""
+    desk = Desk()
+    desk.running()
+    for agent, step in zip(desk.agents.values(), (41, 42), strict=True):
+        agent.step = step
+    desk.mailbox.post(Stamped(SaveRequested("ada", "k1")))
+    desk.turn_all()
+    for agent in desk.agents.values():
+        assert [(one.hold, one.save_step) for one in agent.heard(AskSave)] == [(True, -1), (False, 43)]
+        agent.obeys, agent.step = False, 50
+    desk.mailbox.post(Stamped(CancelRequested("ada")))
+    desk.turn_all()
+    for agent in desk.agents.values():
+        assert [one.save_step for one in agent.heard(Stop)] == [43]
+        assert len(agent.heard(AskSave)) == 2, "nothing is held for it"
 
 
 def test_run_turns_until_it_is_over() -> None:

@@ -151,7 +151,10 @@ def test_a_record_that_changes_between_two_looks_is_looked_at_again(path: str) -
 def test_each_request_replaces_the_one_before(path: str) -> None:
     slot = ProgressPage(path, 0)
     words = progress.attach(path)
-    assert slot.ask(StepRequest.CHECKPOINT_NOW) == 1
+    assert slot.save_asked == -1
+    assert slot.ask(StepRequest.CHECKPOINT_NOW, 7) == 1
+    assert slot.add(StepRequest.STOP_AFTER_STEP) == slot.generation == 1
+    assert slot.save_asked == 7
     assert slot.ask(StepRequest.STOP | StepRequest.CHECKPOINT_NOW) == 2
     request = words.ints[progress.W_REQUESTS]
     assert (request >> progress.GENERATION_SHIFT, StepRequest(request & 0xFF)) == (

@@ -263,8 +263,11 @@ def job_of(environment: Mapping[str, str]) -> str:
 def ask_to_save(targets: Collection[WatchedRank], step: int, more: StepRequest) -> dict[int, int]:
     """Ask ranks to save ``step``; the request's generation by rank, {} if no script reads requests.
 
-    -1: the supervisor has chosen none, so the first one is chosen that no rank here has done.
+    -1: the supervisor has chosen none, so the first one is chosen that no rank here has done. A request that is open is
+    joined: if another replaced it, ranks that save already would wait for those that were still to hear of it.
     """
+    if all(target.slot.save_asked == step for target in targets) if step >= 0 else _open_save(targets) >= 0:
+        return {target.rank: target.slot.add(more) for target in targets}
     if step < 0:
         newest = hold_steps(targets)
         if newest < 0 and not any(target.slot.read().saves_on_stop for target in targets):
@@ -278,13 +281,22 @@ def ask_to_save(targets: Collection[WatchedRank], step: int, more: StepRequest) 
 def hold_steps(targets: Collection[WatchedRank]) -> int:
     """Have each rank wait at the end of its next step; the newest step of all, -1 if no script here reads requests.
 
-    No rank does more than one step after that until it is told which step to save.
+    No rank does more than one step after that until it is told which step to save. Ranks that are to save one already
+    are not held: the answer makes that step the one to save.
     """
+    if (open_step := _open_save(targets)) >= 0:
+        return open_step - 1
     for target in targets:
         target.slot.ask(StepRequest.HOLD)
     threading.Event().wait(HEARD_S)
     slots = [target.slot.read() for target in targets]
     return max((slot.step for slot in slots), default=-1) if any(slot.saves_on_stop for slot in slots) else -1
+
+
+def _open_save(targets: Collection[WatchedRank]) -> int:
+    """The step that ranks were asked to save and have not all saved; -1: none."""
+    waiting = [one.slot for one in targets if one.slot.read().handled_generation < one.slot.generation]
+    return max((slot.save_asked for slot in waiting if slot.read().saves_on_stop), default=-1)
 
 
 def has_saved(target: WatchedRank, generation: int) -> bool:

@@ -31,6 +31,7 @@ from gangrun.runs.job_queue import REASONS
 from gangrun.runs.rank_output import LOST_WORDS
 from gangrun.runs.saves import SavesStatus
 from gangrun.runs.status import (
+    ROOM_WORDS,
     AlertStatus,
     AttemptStatus,
     DeviceTestStatus,
@@ -154,7 +155,8 @@ def warning_words(status: Status, look: PageFormat) -> list[str]:
     if (scheduler := status.scheduler) and scheduler.silent:
         words = f"Slurm does not answer ({clean(scheduler.silent)})"
         told.append(f"{words}: this page shows only what the run itself wrote")
-    told += [clean(note) if note.startswith(LOST_WORDS) else f"journal: {clean(note)}" for note in status.notes]
+    known = (LOST_WORDS, ROOM_WORDS)
+    told += [clean(note) if note.startswith(known) else f"journal: {clean(note)}" for note in status.notes]
     return told
 
 

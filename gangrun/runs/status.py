@@ -6,6 +6,7 @@ of meaning raises it. All times are seconds since the epoch by the wall clock.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -346,7 +347,7 @@ def status_of(reading: RunSnapshot, now: float, saved: SavedOnDisk | None = None
         owner=_owner(reading), debug_rank=spec.debug_rank,
         created=spec.created_wall, last_sign=reading.last_sign(), directory=str(reading.paths.root),
         saves=saves_status(spec.checkpoint.directory, spec.run),
-        notes=(*reading.notes, *lost_output(reading.paths), *_untold(reading)),
+        notes=(*reading.notes, *_without_room(reading), *lost_output(reading.paths), *_untold(reading)),
     )  # fmt: skip
     if reading.state is not None:
         _add_state(status, reading, reading.state, now)
@@ -357,6 +358,20 @@ def status_of(reading: RunSnapshot, now: float, saved: SavedOnDisk | None = None
         status.unjudged = unjudged_on_disk(spec.checkpoint)
         status.no_checkpoint = nothing_in(spec.checkpoint.directory)
     return status
+
+
+ROOM_WORDS = "the file system of"
+ROOM_MIN_BYTES = 64 << 10  # less does not take what a supervisor writes in a minute
+
+
+def _without_room(reading: RunSnapshot) -> Iterator[str]:
+    """While a run goes on: the file system of its directory takes no more."""
+    if reading.ended:
+        return
+    with contextlib.suppress(OSError):  # a page that shows less is better than none
+        free_bytes = Disk().free_bytes(reading.paths.root)
+        if free_bytes < ROOM_MIN_BYTES:
+            yield f"{ROOM_WORDS} {reading.paths.root} is full: nothing new is recorded until somebody frees space"
 
 
 def _untold(reading: RunSnapshot) -> Iterator[str]:

@@ -14,6 +14,7 @@ spawned children (DataLoader workers) and where the slot cannot be had, every fu
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -92,8 +93,15 @@ class _State:
         """Note that the script is told of this request; False if it was before."""
         if generation <= self.told or self.words is None:
             return False
+        if not self.told:
+            atexit.register(self._left)
         self.told, self.told_at, self.pending = generation, self.words.ints[progress.W_STEP], True
         return True
+
+    def _left(self) -> None:
+        """A script that leaves its loop after the save makes no next step; one that failed may have failed to save."""
+        if not self.held and getattr(sys, "last_value", None) is None:
+            self.handled()
 
 
 def _number(value: SupportsFloat) -> float:

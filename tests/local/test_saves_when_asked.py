@@ -60,6 +60,23 @@ def test_a_signal_to_the_launcher(box: Box, number: signal.Signals) -> None:
     assert f"the script saved step {step} first" in box.status()["reason"]
 
 
+def test_the_step_that_a_script_saved_before_it_left_its_loop_is_told(box: Box) -> None:
+    leaves = """
+import sys, gangrun
+def hook(step):
+    asked = gangrun.step(step, 0.5)
+    if asked.checkpoint:
+        (folder / f"saved-{step}.{rank}").touch()
+    if asked.stop:
+        sys.exit(0)
+"""
+    box.step(1, *OPTIONS, steps=10_000, hook=leaves)
+    box.wait_for_step(5, deadline_s=60)
+    box.interrupt(deadline_s=60)
+    (step,) = saved(box)
+    assert f"the script saved step {step} first" in box.status()["reason"]
+
+
 @pytest.mark.parametrize("pace", [0.005, 1.0])
 def test_ranks_on_two_nodes_save_one_step_at_once(box: Box, pace: float) -> None:
     """Before anybody knows how fast they are."""

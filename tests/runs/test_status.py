@@ -50,6 +50,20 @@ def test_what_is_printed_keeps_to_the_schema(runs: Path, gangrun: Call, words: l
     assert msgspec.convert(found["runs"][0] if words else found, Status, strict=True).state == "RUNNING"
 
 
+def test_a_full_file_system_is_told_while_the_run_goes_on(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive, over = running(runs), succeeded(runs, run="20251118-110640-other")
+    full = os.statvfs_result((4096, 4096, 100, 1, 1, 100, 100, 100, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    (note,) = status_of(read(alive.paths), BEGAN).notes
+    assert note == f"the file system of {alive.paths.root} is full: nothing new is recorded until somebody frees space"
+    told = " ".join(" ".join(page(status_of(read(alive.paths), BEGAN), LOOK)).split())
+    assert f"! {note}" in told
+
+    assert status_of(read(over.paths), BEGAN).notes == ()
+    monkeypatch.undo()
+    assert status_of(read(alive.paths), BEGAN).notes == ()
+
+
 @pytest.mark.parametrize("columns", [80, 100])
 def test_a_page_fits_the_terminal(runs: Path, columns: int) -> None:
     lines = page(frozen(failed(runs)), PageFormat(BEGAN + 3600, columns, zone=timezone.utc))

@@ -330,7 +330,7 @@ def _closing(told: Explanation, look: PageFormat) -> list[str]:
         warnings.append(f"no process runs it any more; gangrun resume {run} continues it")
     if words := failure_words(told.saves, look.now):
         warnings.append(words)
-    warnings += [f"the journal could not be read in full: {clean(note)}" for note in told.notes]
+    warnings += [clean(note) for note in told.notes]
     lines = [line for words in warnings for line in ("", *wrapped(words, look.columns, "! "))]
     if told.failure == "script":
         lines += ["", f"gangrun logs --errors {run} shows the tracebacks"]

@@ -28,10 +28,8 @@ from gangrun.display.text import (
 from gangrun.display.times import ago_words, clock_words, span_words, when_words
 from gangrun.runs.figures import GpuFigures
 from gangrun.runs.job_queue import REASONS
-from gangrun.runs.rank_output import LOST_WORDS
 from gangrun.runs.saves import SavesStatus
 from gangrun.runs.status import (
-    ROOM_WORDS,
     AlertStatus,
     AttemptStatus,
     DeviceTestStatus,
@@ -155,8 +153,7 @@ def warning_words(status: Status, look: PageFormat) -> list[str]:
     if (scheduler := status.scheduler) and scheduler.silent:
         words = f"Slurm does not answer ({clean(scheduler.silent)})"
         told.append(f"{words}: this page shows only what the run itself wrote")
-    known = (LOST_WORDS, ROOM_WORDS)
-    told += [clean(note) if note.startswith(known) else f"journal: {clean(note)}" for note in status.notes]
+    told += [clean(note) for note in status.notes]
     return told
 
 

@@ -347,7 +347,7 @@ def status_of(reading: RunSnapshot, now: float, saved: SavedOnDisk | None = None
         owner=_owner(reading), debug_rank=spec.debug_rank,
         created=spec.created_wall, last_sign=reading.last_sign(), directory=str(reading.paths.root),
         saves=saves_status(spec.checkpoint.directory, spec.run),
-        notes=(*reading.notes, *_without_room(reading), *lost_output(reading.paths), *_untold(reading)),
+        notes=(*_journal_notes(reading), *_without_room(reading), *lost_output(reading.paths), *_untold(reading)),
     )  # fmt: skip
     if reading.state is not None:
         _add_state(status, reading, reading.state, now)
@@ -360,7 +360,11 @@ def status_of(reading: RunSnapshot, now: float, saved: SavedOnDisk | None = None
     return status
 
 
-ROOM_WORDS = "the file system of"
+def _journal_notes(reading: RunSnapshot) -> Iterator[str]:
+    for note in reading.notes:
+        yield f"the journal could not be read in full: {note}"
+
+
 ROOM_MIN_BYTES = 64 << 10  # less does not take what a supervisor writes in a minute
 
 
@@ -371,7 +375,7 @@ def _without_room(reading: RunSnapshot) -> Iterator[str]:
     with contextlib.suppress(OSError):  # a page that shows less is better than none
         free_bytes = Disk().free_bytes(reading.paths.root)
         if free_bytes < ROOM_MIN_BYTES:
-            yield f"{ROOM_WORDS} {reading.paths.root} is full: nothing new is recorded until somebody frees space"
+            yield f"the file system of {reading.paths.root} is full: nothing new is recorded until somebody frees space"
 
 
 def _untold(reading: RunSnapshot) -> Iterator[str]:

@@ -97,6 +97,9 @@ def test_own_exception_blames_nobody() -> None:
     assert verdict.signature == "sig-a" and not verdict.final
 
 
+WARNED = "[rank1]:[W1128 12:02:06.6 reducer.cpp:1529] Warning: find_unused_parameters=True was specified"
+
+
 @pytest.mark.parametrize(
     ("exit_", "cause", "sentence"),
     [
@@ -112,6 +115,11 @@ def test_own_exception_blames_nobody() -> None:
             fell(signal=15),
             Cause.KILLED,
             "rank 1 on n1 was killed by SIGTERM (15) at step 120; who sent it is not known",
+        ),
+        (
+            replace(fell(signal=15), tail=("bye", "/site/pytree.py:21: `isinstance` is old", WARNED)),
+            Cause.KILLED,
+            "rank 1 on n1 was killed by SIGTERM (15) at step 120: bye; who sent it is not known",
         ),
         (fell(signal=11), Cause.SIGNAL, "rank 1 on n1 was killed by SIGSEGV (11) at step 120"),
         (fell(signal=64), Cause.SIGNAL, "rank 1 on n1 was killed by signal 64 at step 120"),

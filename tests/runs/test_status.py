@@ -17,6 +17,8 @@ from gangrun.adapters.fs.journal import note_ranks
 from gangrun.adapters.fs.run_dir import write_spec
 from gangrun.core.events import CancelRequested, CheckpointSeen, ProgressMarked
 from gangrun.core.model import CheckpointRef, Level, Node, Phase, Refill, RefillStage
+from gangrun.display.explain_page import explained
+from gangrun.display.explain_page import page as explain_page
 from gangrun.display.status_page import PageFormat, device_words, overview, page
 from gangrun.runs.snapshot import read
 from gangrun.runs.status import OwnerStatus, Status, SupervisorStatus, device_tests, status_of
@@ -58,6 +60,8 @@ def test_a_full_file_system_is_told_while_the_run_goes_on(runs: Path, monkeypatc
     assert note == f"the file system of {alive.paths.root} is full: nothing new is recorded until somebody frees space"
     told = " ".join(" ".join(page(status_of(read(alive.paths), BEGAN), LOOK)).split())
     assert f"! {note}" in told
+    shown = " ".join(" ".join(explain_page(explained(read(alive.paths, timeline=True), BEGAN), LOOK)).split())
+    assert f"! {note}" in shown, "it is nothing that the journal lacks"
 
     assert status_of(read(over.paths), BEGAN).notes == ()
     monkeypatch.undo()

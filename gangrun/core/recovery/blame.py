@@ -8,6 +8,7 @@ a stall, ``move`` compares a rank with its node; ``lifecycle`` asks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -299,11 +300,15 @@ def _is_whole_node(first: RankExit, spread: Spread, scene: _Scene) -> bool:
     return spread.nodes == (first.node,) and 1 < len(ranks) == spread.ranks_count < scene.world_size
 
 
+_WARNING = re.compile(r"\S+\.py:\d+: |(?:\[rank\d+\]: ?)?\[?W\d{4} ")  # Python's or torch's: no process ends of it
+
+
 def _ended(first: RankExit, step: str) -> str:
     """``raised ValueError: bad batch at step 7 (exit code 1)``."""
     if first.error is not None:
         return f"raised {one_line(first.error.kind)}: {one_line(first.error.message)}{step} ({_how(first)})"
-    said = f": {one_line(first.tail[-1])}" if first.tail else ""
+    last = next((line for line in reversed(first.tail) if not _WARNING.match(line)), "")
+    said = f": {one_line(last)}" if last else ""
     if first.signal is not None:
         return f"was killed by {signal_name(first.signal)}{step}{said}"
     return f"ended with {_how(first)}{step} and no traceback{said}"

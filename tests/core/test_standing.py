@@ -105,6 +105,19 @@ def test_a_hang_does_not_teach_its_own_place(node: Node) -> None:
     assert stand is not None and stand.longest_s == -1.0 and stand.stood_s == 199.5
 
 
+def test_time_in_which_a_rank_waits_for_a_cpu_does_not_count_up_to_half_of_all(node: Node) -> None:
+    node.look = replace(node.look, queued_s=300.0)
+    assert node.stays(60, 9, queued_s=300.0) is not None
+    crowded = node.second(queued_s=315.0)
+    assert crowded is not None and crowded.stood_s == 60.5 - 15
+    crowded = node.second(queued_s=400.0)
+    assert crowded is not None and crowded.stood_s == 61.5 / 2, "a call that never returns is found all the same"
+    again = node.stays(30, 8, queued_s=400.0)
+    assert again is not None and again.stood_s == 29.5, "what it waited for before this stay is over"
+    again = node.second(queued_s=0.0)
+    assert again is not None and again.stood_s == 30.5, "it cannot be read any more"
+
+
 def test_collectives_that_another_thread_issues_are_motion(node: Node) -> None:
     stand = node.stays(30, 9)
     assert stand is not None

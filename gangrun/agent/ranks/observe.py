@@ -112,10 +112,10 @@ def busy_s(procs: Sequence[Proc]) -> float:
     """CPU time that they had, and that their main threads wanted: on a crowded node a rank that works may get next to
     none, and is not idle. Other threads do not count, since those of gloo and of the sampler wake up without work.
     """
-    return sum(one.cpu_ticks / TICKS_PER_S + _queued_s(one.pid) for one in procs)
+    return sum(one.cpu_ticks / TICKS_PER_S + queued_s(one.pid) for one in procs)
 
 
-def _queued_s(pid: int) -> float:
+def queued_s(pid: int) -> float:
     """How long its main thread was ready to run, and no CPU took it; 0 if the kernel does not count that."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1]) / 1e9
@@ -158,6 +158,7 @@ def look_at(rank: WatchedRank, sample: RankSample, now_ns: int) -> Look | None:
         io_bytes=io_bytes,
         told_count=sample.slot_writes_count + (0 if counts else sample.output_bytes),
         looks=(words[place_page.W_LOOKS], words[place_page.W_WAITS]),
+        queued_s=queued_s(rank.proc.pid),
     )
 
 

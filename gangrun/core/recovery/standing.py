@@ -37,6 +37,7 @@ BEAT_GAP_S = 3.0  # the sampler looks each half second
 LATE_S = 3.0  # if the agent itself came so much too late, the machine slept
 RATE_WINDOW_S = 5.0
 IDLE_CPU_RATE, IDLE_BYTES_PER_S = 0.05, 1e6
+QUEUED_MAX_SHARE = 0.5
 MARK_S = 5.0  # without collectives, visits so far apart count as of different steps
 # Point-to-point operations count too on gloo, and stages of a pipeline make different numbers of them.
 APART_MAX_COUNT = 500
@@ -99,6 +100,7 @@ class Look:
     io_bytes: int
     told_count: int  # of what it reports or prints
     looks: tuple[int, int] = (0, 0)  # of its sampler so far, and those at which it waited for other ranks
+    queued_s: float = 0.0  # for which its main thread was ready to run, and no CPU took it
 
 
 @dataclass(slots=True)
@@ -120,6 +122,7 @@ class _Row:
     window: tuple[float, float, int]  # when, CPU, bytes
     idle: bool = False  # until a window has shown it
     mark: float = -1.0  # when the stay began
+    queue: tuple[float, float] = (0.0, 0.0)  # since when it stands, and how long it had waited for a CPU by then
 
 
 @dataclass(slots=True)
@@ -157,7 +160,7 @@ class NodeStands:
         self._activity(row, look, now)
         kind, held_since = _stands(look, row, now)
         moved_at = 0.0 if kind is StandKind.STOPPED else look.counted_at
-        stood_s = max(0.0, now - max(held_since, moved_at, self._not_before))
+        stood_s = _without_queue(row, look, max(held_since, moved_at, self._not_before), now)
         if kind is StandKind.PLACE:
             self._learn(row, look, held_since, stood_s, now)
         elif kind is StandKind.CIRCLING:
@@ -196,6 +199,17 @@ class NodeStands:
         if len(self._places) > PLACES_MAX_COUNT:
             del self._places[next(iter(self._places))]
         row.key, row.since, row.stood_s, row.mark = look.key, held_since, stood_s, mark
+
+
+def _without_queue(row: _Row, look: Look, since: float, now: float) -> float:
+    """How long it has stood. On a crowded node a call of a second may wait a minute for a CPU: such time does not
+    count, up to half of all, so that a call which never returns is found before the others' collectives time out.
+    """
+    if since != row.queue[0]:
+        row.queue = since, look.queued_s
+    stood_s = max(0.0, now - since)
+    queued_s = max(0.0, look.queued_s - row.queue[1])  # 0 if it cannot be read any more
+    return stood_s - min(queued_s, QUEUED_MAX_SHARE * stood_s)
 
 
 def _stands(look: Look, row: _Row, now: float) -> tuple[StandKind, float]:

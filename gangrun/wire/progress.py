@@ -18,7 +18,7 @@ stored whole. A page of an older agent has no ring, and a script that does not k
        8  script  grad_norm               f64  likewise
        9  script  first_step              i64  the first step reported; -1: none yet
       10  script  reports                 i64  so many reports of a loss or gradient norm, of this rank in this attempt
-      11  script  not_finite              i64  so many of them with one that is NaN or infinite
+      11  script  not_finite              i64  so many of them with a loss that is NaN or infinite
       12  script  not_finite_step         i64  step of the newest of those
       16  agent   requests                i64  generation << 8 | StepRequest bits; one word, so never half of one
       17  agent   save_step               i64  the request counts from this step on, which all ranks share; -1: at once
@@ -126,7 +126,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """What the script said since the last look; ``missed_step``: of a NaN that the ring lost, else -1."""
+    """What the script said since the last look; ``missed_step``: of a NaN loss that the ring lost, else -1."""
 
     count: int
     entries: tuple[Report, ...] = ()
@@ -161,16 +161,13 @@ class Words:
         at = W_RING + count % RING_COUNT * W_REPORT
         ints[at] = step
         ints[at + 1] = ints[at + 2] = NEVER_REPORTED
-        finite = True
         if loss is not None:
             floats[at + 1] = loss
-            finite = loss - loss == 0.0
+            if loss - loss != 0.0:
+                ints[W_NOT_FINITE_STEP] = step
+                ints[W_NOT_FINITE] += 1
         if grad_norm is not None:
             floats[at + 2] = grad_norm
-            finite = finite and grad_norm - grad_norm == 0.0
-        if not finite:
-            ints[W_NOT_FINITE_STEP] = step
-            ints[W_NOT_FINITE] += 1
         ints[W_REPORTS] = count + 1
 
     def close(self) -> None:
@@ -274,7 +271,7 @@ class ProgressPage:
         oldest = ints[W_REPORTS] - RING_COUNT + 1  # what is older may have been overwritten while it was read
         first = max(first, oldest) if oldest > 1 else first
         entries = tuple(report for number, report in read if number >= first)
-        seen = sum(not _is_finite(one) for one in entries)
+        seen = sum(one.loss is not None and not math.isfinite(one.loss) for one in entries)
         missed = first > self._seen_count and not_finite_count - self._not_finite_count > seen
         self._seen_count, self._not_finite_count = count, not_finite_count
         return Reports(count, entries, ints[W_NOT_FINITE_STEP] if missed else -1)
@@ -312,10 +309,6 @@ def _number(word: int) -> float | None:
     """The float that a word holds; None if the script never wrote one."""
     number: float = struct.unpack("=d", struct.pack("=q", word))[0]
     return None if word == NEVER_REPORTED else number
-
-
-def _is_finite(report: Report) -> bool:
-    return all(number is None or math.isfinite(number) for number in (report.loss, report.grad_norm))
 
 
 FINDINGS_MAX_BYTES = 65_536

@@ -93,6 +93,25 @@ def test_a_loss_is_read_wherever_it_stands(form: str) -> None:
     assert read(*lines).loss == loss
 
 
+NORMS = {
+    "the Trainer's": (0.5, LOSSES["the Trainer's"][1][0]),
+    "the new Trainer's": (0.5, LOSSES["the new Trainer's"][1][0]),
+    "Megatron's": (0.412, MEGATRON.format(n=10)),
+    "torchtitan's": (1.25, "step: 10  loss:  2.3000  grad_norm:  1.2500  memory: 1.00GiB(2%)"),
+    "infinite": (math.inf, "step 10 loss=2.3 grad_norm=inf"),
+    "large": (1e9, "step 10 loss=nan, gradient norm = 1e9"),
+    "none": (None, "step 10 loss 2.3 layernorm: 3 norm=4 grad norm clipped"),
+}
+
+
+@pytest.mark.parametrize("form", NORMS)
+def test_a_gradient_norm_is_read_beside_a_loss_and_nowhere_else(form: str) -> None:
+    norm, line = NORMS[form]
+    steps = read(line, "clipped, grad_norm: 7")
+    assert steps.grad_norm == norm
+    assert [one.grad_norm for one in steps.losses] == [norm]
+
+
 @pytest.mark.parametrize("form", NOT_FINITE)
 def test_a_loss_that_is_not_finite_is_told(form: str) -> None:
     loss = read("step 11 loss 2.3", form).loss

@@ -16,7 +16,7 @@ import pytest
 import gangrun
 from gangrun.agent.ranks.logs import RankLogs
 from gangrun.agent.ranks.observe import ScriptReports
-from gangrun.core.evidence import SelfChecks
+from gangrun.core.evidence import NORM, SelfChecks
 from gangrun.training import environment, step
 from gangrun.wire import progress
 from gangrun.wire.progress import ProgressPage, SlotError, StepRequest, TrainingPhase
@@ -209,6 +209,22 @@ def test_a_step_costs_less_than_a_microsecond(slot: ProgressPage) -> None:
     count = 2_000  # short ones: beside other processes some of them run undisturbed
     best_s = min(timeit.repeat("step(7, 0.5)", globals={"step": step.step}, number=count, repeat=200))
     assert best_s / count * 1e9 < STEP_MAX_NS
+
+
+def test_losses_and_gradient_norms_that_are_only_printed_are_put_to_the_rules(
+    slot: ProgressPage, tmp_path: Path
+) -> None:
+    logs = RankLogs("n0", tmp_path / "logs", LogSpec(), lambda: 0.0)
+    (out_read, out), (err_read, err) = os.pipe(), os.pipe()
+    logs.add(3, out_read, err_read)
+    for number in range(80):
+        os.write(out, b"step %d loss=2.%d grad_norm=%s\n" % (number, number, b"1e9" if number >= 70 else b"1.5"))
+    os.close(out)
+    os.close(err)
+    assert logs.wait_read(3, 60)
+    (found,) = ScriptReports(3, slot, logs).anomalies()
+    assert (found.what, found.since_step, logs.grad_norm(3)) == (NORM, 70, 1e9)
+    assert logs.close(60)
 
 
 def test_what_a_check_in_the_script_found_reaches_the_agent_and_rubbish_does_not(

@@ -1,4 +1,4 @@
-"""Step, total and loss that a rank prints, for scripts that do not call ``gangrun.step``.
+"""Step, total, loss and gradient norm that a rank prints, for scripts that do not call ``gangrun.step``.
 
 A line tells a step if it holds a counter (``step 120/1000``, ``iteration  120/ 500000 |``, ``global_step=120``) or a
 progress bar (``120/267 [00:10<00:12``). With ``Epoch 3`` before ``120/267``, the counts of the epochs before are added.
@@ -7,7 +7,8 @@ believed once it has grown ``GROWN_COUNT`` times in this attempt; a value that f
 the step is above those of earlier attempts is for the core to say.
 
 The loss stands beside a step or in a line of its own (``{'loss': 2.31, 'epoch': 0.1}``); the newest one counts, and the
-loss of an evaluation does not. NaN is a loss too: it is what people need to see.
+loss of an evaluation does not. NaN is a loss too: it is what people need to see. A gradient norm is read in
+the loss's own line only.
 
 Every line of every rank passes here, so most are dismissed by three searches for a few bytes.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from typing import NamedTuple
 
 GROWN_COUNT = 3
 LOSSES_MAX_COUNT = 4096
@@ -39,7 +41,19 @@ _LOSS = re.compile(  # matched where the word stands
     rb"[Ll]oss(?!\w*scal)[\w/.]*['\"]?(\s*[:=]\s*|\s+)(?:tensor\()?['\"]?"
     rb"([-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|(?:[nN]a[nN]|[iI]nf)\b))(?![\d.]*\s?%)"
 )
+_NORM = re.compile(
+    rb"(?<![A-Za-z])[Gg](?:rad(?:ient)?)?[_ ]?[Nn]orm['\"]?\s*[:=]\s*(?:tensor\()?['\"]?"
+    rb"(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|(?:[nN]a[nN]|[iI]nf)\b)"
+)
 _SUMMARY = b"train_runtime"  # in the Trainer's last line, where the loss is a mean over all steps
+
+
+class PrintedLoss(NamedTuple):
+    """What one line tells."""
+
+    step: int  # -1: none is known
+    loss: float
+    grad_norm: float | None  # None: the line has none
 
 
 class _Counted:
@@ -71,12 +85,13 @@ class _Counted:
 class LogSteps:
     """What one rank has printed of its steps in this attempt."""
 
-    __slots__ = ("_bar", "_counter", "loss", "losses")
+    __slots__ = ("_bar", "_counter", "grad_norm", "loss", "losses")
 
     def __init__(self) -> None:
         self._counter, self._bar = _Counted(), _Counted()
         self.loss: float | None = None  # the newest that it printed
-        self.losses: deque[tuple[int, float]] = deque(maxlen=LOSSES_MAX_COUNT)  # (step, loss), to be taken
+        self.grad_norm: float | None = None  # the same
+        self.losses: deque[PrintedLoss] = deque(maxlen=LOSSES_MAX_COUNT)  # to be taken
 
     def read(self, line: bytes) -> None:
         """One line, without its newline."""
@@ -105,8 +120,10 @@ class LogSteps:
             return
         if alone and (not found[1].strip() or _NO_TRAINING.search(line, 0, at) or _SUMMARY in line):
             return
-        self.loss = float(found[2])
-        self.losses.append((self.step, self.loss))
+        norm = _NORM.search(line)
+        told = PrintedLoss(self.step, float(found[2]), float(norm[1]) if norm else None)
+        self.loss, self.grad_norm = told.loss, told.grad_norm
+        self.losses.append(told)
 
     @property
     def _believed(self) -> _Counted | None:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from gangrun.agent.ranks.log_steps import LogSteps
+from gangrun.agent.ranks.log_steps import LogSteps, PrintedLoss
 from gangrun.wire.spec import LogSpec
 
 
@@ -228,8 +228,13 @@ class RankLogs:
         output = self._ranks.get(rank)
         return output.steps.loss if output else None
 
-    def take_losses(self, rank: int) -> list[tuple[int, float]]:
-        """(step, loss) of each loss that the rank printed since this was last asked; step -1: none was beside it."""
+    def grad_norm(self, rank: int) -> float | None:
+        """The gradient norm that the rank has printed beside its newest loss."""
+        output = self._ranks.get(rank)
+        return output.steps.grad_norm if output else None
+
+    def take_losses(self, rank: int) -> list[PrintedLoss]:
+        """Each loss that the rank printed since this was last asked."""
         output, taken = self._ranks.get(rank), []
         while output and output.steps.losses:
             taken.append(output.steps.losses.popleft())

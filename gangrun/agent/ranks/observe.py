@@ -62,8 +62,8 @@ class ScriptReports:
                 self._watch.report(one.step, one.loss, one.grad_norm)
             if not told.count and printed:
                 at_step = self._slot.read().step
-                for step, loss in printed:
-                    self._watch.report(max(step, at_step), loss, None)
+                for line in printed:
+                    self._watch.report(max(line.step, at_step), line.loss, line.grad_norm)
             return self._watch.anomalies
 
     def checks(self) -> SelfChecks | None:
@@ -101,7 +101,7 @@ def reading(
         log_step=logs.step(rank) if slot.step < 0 else -1,
         log_first_step=logs.first_step(rank) if slot.step < 0 else -1,
         total_steps=slot.total_steps if slot.total_steps > 0 else logs.total_steps(rank),
-        grad_norm=slot.grad_norm,
+        grad_norm=logs.grad_norm(rank) if slot.loss is None and slot.grad_norm is None else slot.grad_norm,
         tokens_count=slot.tokens_count,
         anomalies=told.anomalies(),
         checks=told.checks(),

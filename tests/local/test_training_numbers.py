@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.local.harness import Box
@@ -46,6 +48,37 @@ def test_a_healthy_training_shows_no_anomaly(box: Box) -> None:
     status = box.status()
     assert status["anomalies"] == []
     assert "but" not in status["reason"]
+
+
+# The weights stay, so loss and gradient norm change only with the noise of the target. With ``FAULTS`` each rule but
+# the first has a stretch of its own, and 60 good steps before it. The agent must read the ring of 256 reports in time.
+RULES = """
+    import os, time, torch, gangrun
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model, x, faults = torch.nn.Linear(4, 1), torch.randn(16, 4), os.environ["FAULTS"] == "1"
+    for step in range(900):
+        high, steep, broken = (faults and first <= step < first + 20 for first in (60, 140, 220))
+        if step <= 300 or not faults: target = x.sum(1, keepdim=True) + 0.1 * torch.randn(16, 1)
+        loss = ((model(x) - target) ** 2).mean() + 50 * high
+        model.zero_grad()
+        (loss * (30 if steep else float("inf") if broken else 1)).backward()
+        gangrun.step(step, loss, torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        time.sleep(0.01)
+"""
+STRETCHES = {("blow-up", "loss"): 60, ("gradient", "gradient norm"): 140, ("not finite", "gradient norm"): 220}
+
+
+def test_each_rule_tells_of_its_own_stretch_and_none_of_a_healthy_run(boxes: Callable[[str], Box]) -> None:
+    faulty, healthy = boxes("faulty"), boxes("healthy")
+    for box in (faulty, healthy):
+        box.start(box.script(RULES), environment={"FAULTS": "1" if box is faulty else ""})
+    assert (faulty.end(120), healthy.end(120)) == (0, 0), faulty.told() + healthy.told()
+    status = faulty.status()
+    assert (status["state"], status["restarts"]) == ("SUCCEEDED", 0)
+    told = {(one["kind"], one["what"]): one["since_step"] for one in status["anomalies"]}
+    assert told == {**STRETCHES, ("flat", "loss"): 301}, status["anomalies"]
+    assert healthy.status()["anomalies"] == []
 
 
 # The batch of step 60 is poison: its loss is not finite, and so are the weights from then on.

@@ -18,12 +18,13 @@ pytestmark = pytest.mark.no_warm
 
 # ``HEALTHY`` steps first, of which now and then one takes much longer on a rank drawn by chance. From there on rank 1
 # has more work in each step than its peers, so much that it is most of a step on a busy machine too. Rank 0 keeps
-# memory and files.
+# memory, files and /dev/shm.
 TRAINS = """
-    import os, random, time
+    import os, random, tempfile, time
     import torch, torch.distributed as dist
     import gangrun
     torch.set_num_threads(1)
+    shared = tempfile.TemporaryFile(dir="/dev/shm", buffering=0)  # without a name: it ends with the process
     dist.init_process_group("gloo")
     rank, healthy, drawn, kept = int(os.environ["RANK"]), int(os.environ["HEALTHY"]), random.Random(7), []
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
@@ -34,7 +35,9 @@ TRAINS = """
         slow = drawn.randrange(50) == 0 and drawn.randrange(2) == rank
         time.sleep(0.3 if slow else 0.05)
         if step >= healthy:
-            if rank == 0: kept += [torch.ones(500_000), open(os.devnull)]
+            if rank == 0:
+                kept += [torch.ones(500_000), open(os.devnull)]
+                shared.write(bytes(10**6))
             if rank == 1: time.sleep(0.3)
         loss = model(torch.randn(8, 64)).square().mean()
         loss.backward()
@@ -45,16 +48,18 @@ TRAINS = """
         gangrun.step(step, loss)
         step += 1
 """
+OWN_SHM = ["unshare", "-rm", "sh", "-ec", 'mount -t tmpfs -o size=8g none /dev/shm; exec "$@"', "sh"]
 OPTIONS = ("--nproc-per-node", "2", "--trend-window", "20s", "--memory-within", "100h")
 
 
 @pytest.mark.slow
 def test_a_slow_rank_a_leak_and_fewer_steps_are_told_and_healthy_training_is_not(box: Box) -> None:
-    """900 steps take over two windows; then everything goes wrong at once."""
+    """900 steps take over two windows; then everything goes wrong. /dev/shm is its own: others look at theirs."""
+    box.through = OWN_SHM
     box.start(*OPTIONS, box.script(TRAINS), environment={"HEALTHY": "900"})
     healthy = box.until_status("most healthy steps", lambda found: (found["step"] or 0) >= 850, 300)
     assert healthy["alerts"] == [] and healthy["warning"] == "", healthy
-    kinds = {"slow rank", "slower", "memory", "open files"}
+    kinds = {"slow rank", "slower", "memory", "open files", "shared memory"}
     found = box.until_status("all alerts", lambda found: {one["kind"] for one in found["alerts"]} == kinds, 240)
     by_kind = {one["kind"]: one for one in found["alerts"]}
     here = host_name()
@@ -65,6 +70,7 @@ def test_a_slow_rank_a_leak_and_fewer_steps_are_told_and_healthy_training_is_not
     assert (by_kind["memory"]["node"], by_kind["memory"]["rank"]) == (here, 0)
     assert 1e6 < by_kind["memory"]["per_s"] < 3e7 and by_kind["memory"]["full"] > by_kind["memory"]["since"]
     assert by_kind["open files"]["rank"] == 0
+    assert by_kind["shared memory"]["node"] == here and by_kind["shared memory"]["per_s"] > 1e5
     page = box.gangrun("status", "--runs-dir", str(box.runs)).stdout
     for one in found["alerts"]:
         assert " ".join(one["words"].split()[:6]) in " ".join(page.replace("!", "").split()), page
@@ -113,12 +119,12 @@ def test_what_gpus_say_of_themselves_names_the_one_that_slows_all_ranks_down(box
     working(driver, gpu1__clock=1200, gpu1__reasons=0x48)
     slow.touch()
 
-    def told(kind: str, deadline_s: float) -> dict[str, Any]:
-        def holds(found: dict[str, Any]) -> bool:
-            return any(one["kind"] == kind and one["until"] is None for one in found["alerts"])
+    def told(kind: str, deadline_s: float, rank: int | None = None) -> dict[str, Any]:
+        def those(found: dict[str, Any]) -> list[dict[str, Any]]:
+            alerts = [one for one in found["alerts"] if one["kind"] == kind and one["until"] is None]
+            return [one for one in alerts if rank is None or one["rank"] == rank]
 
-        found = box.until_status(kind, holds, deadline_s)
-        return next(one for one in found["alerts"] if one["kind"] == kind)
+        return those(box.until_status(kind, lambda found: bool(those(found)), deadline_s))[0]
 
     found = told("slow GPU", 120)
     here = host_name()
@@ -136,6 +142,9 @@ def test_what_gpus_say_of_themselves_names_the_one_that_slows_all_ranks_down(box
 
     full = next(one for one in box.until_status("GPU memory", grows, 120)["alerts"] if one["kind"] == "GPU memory")
     assert (full["rank"], full["per_s"] > 1e6) == (2, True) and f"rank 2 (GPU 2 on {here}) will be out" in full["words"]
+    working(driver, **{f"gpu{n}__busy": 75 for n in range(3)})
+    awaited = told("slow GPU", 120, rank=3)
+    assert "it is busy for 96 % of the time, the others for 75 %" in awaited["words"], awaited
     working(driver, **{f"gpu{n}__busy": 30 for n in range(GPUS_COUNT)})
     idle = told("idle GPU", 120)
     assert "is busy for 30 % of the time" in idle["words"] and "and so are those of 3 other ranks" in idle["words"], (

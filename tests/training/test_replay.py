@@ -20,12 +20,13 @@ def replayed(*cases: tuple[str, int, list[int]]) -> list[dict[str, Any]]:
 
 def test_the_odd_rank_is_found_by_both_its_neighbours_and_of_two_both_are_told() -> None:
     """Batches differ on all ranks, dropout is random, BatchNorm has statistics: none of it is a difference."""
-    healthy, one, pair = replayed(("ddp", 4, []), ("ddp", 3, [1]), ("ddp", 2, [0]))
+    healthy, one, pair, all_over = replayed(("ddp", 4, []), ("ddp", 3, [1]), ("ddp", 2, [0]), ("ddp", 4, [0, 2]))
     assert healthy == {"found": None, "steps": [2, 2, 5, 5, 8, 8], "told": []}
     found = one["found"]
     assert (found["odd"], found["copies_count"], found["agreeing_count"], found["replayed"]) == ([1], 3, 2, True)
     assert (found["step"], found["agreed_step"], found["name"]) == (8, 2, "loss")
     assert (pair["found"]["odd"], pair["found"]["copies_count"]) == ([0, 1], 2)
+    assert (all_over["found"]["odd"], all_over["found"]["copies_count"]) == ([], 4), "no single device does this"
 
 
 def test_what_cannot_be_compared_is_said_once() -> None:

@@ -23,6 +23,7 @@ from tests.local.evidence import alive
 from tests.local.harness import Box
 from tests.waiting import until
 
+ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STAYS = """
 import time
@@ -106,6 +107,17 @@ def drilled(box: Box, *words: str, code: int = 0) -> list[dict]:
     return drills
 
 
+def as_ordinary_user(box: Box, *words: str) -> list[dict]:
+    """The drills of this command, which hold, by a user without rights."""
+    done = subprocess.run(
+        [*ORDINARY, *gangrun(box.environment), *words], cwd=box.work, env=box.environment, capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    drills: list[dict] = json.loads(done.stdout)["drills"]
+    return drills
+
+
 def nothing_left(box: Box) -> None:
     until(lambda: not box.left(), 20, lambda: f"no process is left: {box.left()}")
     assert not list(Path(box.environment["TMPDIR"]).glob("gangrun-drill-*"))
@@ -151,18 +163,41 @@ def test_an_ordinary_user_cuts_and_slows_a_network_that_real_collectives_use(pla
     limits = 'noticed = "5s", recovery = "10s"' if kind == "latency" else "steps_lost = 100000"
     plan.write_text(f'[[drill]]\nkind = "{kind}"\nsla = {{ {limits} }}\n')
     words = ("chaos", "--local", "--json", "--plan", str(plan), "--", str(place.script(GLOO)))
-    done = subprocess.run(
-        [*ORDINARY, *gangrun(place.environment), *words], cwd=place.work, env=place.environment, capture_output=True,
-        text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    (one,) = json.loads(done.stdout)["drills"]
+    (one,) = as_ordinary_user(place, *words)
     if kind == "latency":
         assert one["concluded"] in ("nothing", "node suspected") and one["done"].endswith("delayed by 0.5 s")
     else:
         assert (one["concluded"], one["nodes"]) == ("node silent", [one["node"]])
         assert one["noticed_s"] < one["recovery_s"] < 60
     assert (one["orphans"], one["leaked_allocations"]) == (0, 0)
+    nothing_left(place)
+
+
+def test_the_check_of_ports_finds_the_one_that_goes_down_and_its_host_alone_is_left_out(place: Box) -> None:
+    """The script has ranks that use torch. Gloo takes no InfiniBand, so it is the check that ends the attempt."""
+    plan = place.folder / "plan.toml"
+    plan.write_text('[[drill]]\nkind = "ib-down"\nsla = { steps_lost = 100000 }\n')
+    words = ("chaos", "--local", "--json", "--plan", str(plan), "--", str(place.script(GLOO)))
+    (one,) = as_ordinary_user(place, *words)
+    assert one["done"] == f"InfiniBand port 1 of mlx5_0 on {one['node']} taken down"
+    assert (one["concluded"], one["nodes"]) == ("hardware", [one["node"]])
+    assert "mlx5_0 port 1 is 1: DOWN, and was last seen ACTIVE" in one["sentence"]
+    assert one["noticed_s"] < 25 < one["recovery_s"] < 60, "it is told of at once, and has 30 s to come back"
+    assert (one["orphans"], one["leaked_allocations"]) == (0, 0)
+    nothing_left(place)
+
+
+def test_a_port_that_counts_errors_and_stays_up_is_told_of_and_no_host_is_left_out(place: Box) -> None:
+    program = [sys.executable, str(Path(__file__).with_name("counting_port.py"))]
+    done = subprocess.run(
+        [*ORDINARY, *program], cwd=place.work, env={**place.environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["told"] == {"ib_flaps": [found["node"]], "ib_errors": [found["node"]]}
+    assert (found["phase"], found["attempt"], found["excluded"]) == ("RUNNING", 0, []), "it was not started again"
+    assert found["steps"] >= 40, "it trains on"
     nothing_left(place)
 
 
@@ -191,6 +226,20 @@ def test_where_users_get_no_network_a_cut_is_refused_before_anything_starts(plac
     assert f"cut cannot be done here: this machine gives no networks of their own to its users ({why})" in done.stderr
     assert "ask its administrator to allow user namespaces and to let users open /dev/net/tun" in done.stderr
     assert "Traceback" not in done.stderr and "drill 1, " not in done.stderr
+    nothing_left(place)
+
+
+def test_where_users_get_no_mounts_a_port_is_not_played_and_nothing_starts(place: Box) -> None:
+    words = [*gangrun(place.environment), "chaos", "--local", "--kind", "kill-rank", "--kind", "ib-down"]
+    command = ["unshare", "-Ur", "sh", "-ec", 'echo 0 > /proc/sys/user/max_mnt_namespaces\nexec "$@"', "sh", *words]
+    done = subprocess.run(
+        command, cwd=place.work, env=place.environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2 and not done.stdout, done.stdout + done.stderr
+    told = (
+        "ib-down cannot be done here: this machine gives no mounts of their own to its users (No space left on device)"
+    )
+    assert told in done.stderr and "drill 1, " not in done.stderr
     nothing_left(place)
 
 

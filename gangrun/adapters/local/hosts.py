@@ -25,7 +25,7 @@ OnHost = Callable[[str, StartsWarden], subprocess.Popen[bytes]]
 
 
 def in_place(node: str, start: StartsWarden) -> subprocess.Popen[bytes]:
-    """All hosts are on the network of this process."""
+    """All hosts have the namespaces of this process."""
     del node
     return start()
 
@@ -48,7 +48,7 @@ class LocalHosts:
     logs: Mapping[str, Path]
     hear: Callable[[str], bool] = lambda line: True  # each line they say; whether to keep it. Called from threads
     spared: tuple[int, ...] = ()  # other children of this process
-    on_host: OnHost = in_place  # has each warden started on its network
+    on_host: OnHost = in_place  # has each warden started in the namespaces of its host
     _pumps: list[threading.Thread] = field(default_factory=list)
     _children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _life_read: int = -1

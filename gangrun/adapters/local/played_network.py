@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from gangrun.adapters.local.played_world import NotPossibleHere, own_user, unshare
+from gangrun.adapters.local.played_world import NotPossibleHere, in_thread, own_user, unshare
 
 T = TypeVar("T")
 CLONE_NEWNET, CAP_NET_ADMIN, CAP_SYS_ADMIN = 0x40000000, 12, 21
@@ -80,7 +80,7 @@ class PlayedNetwork:
         try:
             for number, node in enumerate(nodes, 1):
                 address = f"{SUBNET}.{number}"
-                hosts.append(_Host(node, address, *_in_thread(partial(_new_namespace, address))))
+                hosts.append(_Host(node, address, *in_thread(partial(_new_namespace, address))))
         except OSError:
             _close(hosts)
             raise
@@ -99,7 +99,7 @@ class PlayedNetwork:
             _checked(_libc().setns(namespace, CLONE_NEWNET))
             return start()
 
-        return _in_thread(there)
+        return in_thread(there)
 
     def carry(self) -> None:
         """From now on packets travel. Not before: a thread does not survive a fork."""
@@ -160,25 +160,6 @@ class PlayedNetwork:
 def _hand_on(tun: int, packet: bytes) -> None:
     with contextlib.suppress(OSError):  # a full queue loses packets, as on any network
         os.write(tun, packet)
-
-
-def _in_thread(do: Callable[[], T]) -> T:
-    """What a thread enters, it alone has entered."""
-    done: list[T] = []
-    failed: list[OSError] = []
-
-    def run() -> None:
-        try:
-            done.append(do())
-        except OSError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="another network")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return done[0]
 
 
 def _new_namespace(address: str) -> tuple[int, int]:

@@ -14,10 +14,13 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
@@ -60,7 +63,7 @@ def mount_memory(folder: Path, size_bytes: int) -> None:
 
 def also_at(folder: Path, other: Path) -> None:
     """The same files under another name, whatever is mounted over the first one later."""
-    _mount(str(folder), str(other), "", MS_BIND, "")
+    _mount(str(folder), str(other), "", MS_BIND | MS_REC, "")
 
 
 def make_read_only(folder: Path) -> None:
@@ -98,6 +101,25 @@ def unshare(flags: int) -> None:
     """Give this thread new namespaces of these kinds."""
     if _libc().unshare(flags) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "unshare")
+
+
+def in_thread(do: Callable[[], T]) -> T:
+    """``do`` it in a thread: namespaces that the thread enters are its own, and those of the processes it starts."""
+    done: list[T] = []
+    failed: list[OSError] = []
+
+    def run() -> None:
+        try:
+            done.append(do())
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="other namespaces")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return done[0]
 
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str) -> None:
@@ -215,6 +237,6 @@ class PlayedDriver:
     def environment(self) -> dict[str, str]:
         """What processes need that are to see these GPUs."""
         return {
-            "GANGRUN_NO_HEALTH": "0", "LD_LIBRARY_PATH": str(self.folder), "FAKE_NVML": str(self.folder / "gpus"),
+            "LD_LIBRARY_PATH": str(self.folder), "FAKE_NVML": str(self.folder / "gpus"),
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(self.gpus_count))),
         }  # fmt: skip

@@ -62,7 +62,6 @@ class DrillPlace(Enum):
     ANYWHERE = "any run of yours"
     LOCAL = "--local"  # it needs what only a run of its own has: mounts, a network, a played driver, the sample script
     SCHEDULED = "a Slurm run of yours"
-    NOWHERE = "the simulated world"  # no user can do it to real processes from outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +176,9 @@ KINDS: Mapping[DrillKind, DrillRow] = {
         refusal=_PLAYED,
     ),
     DrillKind.IB_DOWN: DrillRow(
-        "Takes an InfiniBand port of a node down", "hardware; the ranks restart on other nodes", _any(Cause.HARDWARE),
-        DrillPlace.NOWHERE, simulated="SICK", refusal="a port belongs to the administrator of the node",
+        "Takes a played InfiniBand port of one pretended host down", "hardware; the ranks restart without that host",
+        _any(Cause.HARDWARE), DrillPlace.LOCAL, noticed_s=60.0, simulated="SICK",
+        refusal="the ports of real nodes belong to others; --local has some that are played",
     ),
     DrillKind.CUT: DrillRow(
         f"Cuts one node off the network{_PASSES}", "node silent; the ranks restart without it",
@@ -216,6 +216,7 @@ KINDS: Mapping[DrillKind, DrillRow] = {
 }  # fmt: skip
 # ``PASSES`` are undone after a while: a run directory that cannot be written holds no record of that before.
 DISK_KINDS = frozenset({DrillKind.FULL_DISK, DrillKind.READ_ONLY_DISK, DrillKind.STALLED_DISK})
+MOUNT_KINDS = DISK_KINDS | {DrillKind.IB_DOWN}  # each needs a mount table of its own
 NETWORK_KINDS = frozenset({DrillKind.CUT, DrillKind.CUT_ONE_WAY, DrillKind.LATENCY})
 PASSES = DISK_KINDS | NETWORK_KINDS | {DrillKind.CLOCK_JUMP}
 OWN_RUN_WORDS = (
@@ -229,8 +230,6 @@ def refusal_of(kind: DrillKind, *, local: bool) -> str:
     """Why this kind cannot be done to such a run; "" if it can."""
     row = KINDS[kind]
     match row.place:
-        case DrillPlace.NOWHERE:
-            return f"{row.refusal}; benchmarks/drills.py plays it in the simulated world"
         case DrillPlace.LOCAL if not local:
             return row.refusal
         case DrillPlace.SCHEDULED if local:

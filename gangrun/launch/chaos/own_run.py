@@ -1,6 +1,7 @@
 """A small run of one's own for each drill: made, struck, ended, removed.
 
-It has what no other run may have: mounts and a network that nobody else sees, a driver that is played, a sample script.
+It has what no other run may have: mounts and a network that nobody else sees, a driver and ports that are played, a
+sample script.
 Nothing of it stays: processes that outlive its end are counted, then killed. If this process is killed, the run's owner
 dies with it and a child removes the rest.
 """
@@ -11,7 +12,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ import msgspec
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.local.hosts import in_place
 from gangrun.adapters.local.played_network import ASK, PlayedNetwork, own_networks
+from gangrun.adapters.local.played_ports import PlayedPorts
 from gangrun.adapters.local.played_world import (
     NotPossibleHere,
     PlayedClock,
@@ -32,9 +34,9 @@ from gangrun.adapters.local.played_world import (
 )
 from gangrun.agent.ranks.environment import shared_memory_root, sweep
 from gangrun.config import environment
-from gangrun.config.request import Request, resolved
+from gangrun.config.request import Request, ResolvedRequest, resolved
 from gangrun.errors import UserError
-from gangrun.launch.chaos.kinds import DISK_KINDS, NETWORK_KINDS, DrillKind
+from gangrun.launch.chaos.kinds import DISK_KINDS, MOUNT_KINDS, NETWORK_KINDS, DrillKind
 from gangrun.launch.chaos.plan import Drill, DrillPlan
 from gangrun.launch.chaos.score import DrillScore, Rehearsal, not_done
 from gangrun.launch.chaos.stage import (
@@ -59,8 +61,10 @@ from gangrun.runs.times import pause, steady_now
 ENDS_WITHIN_S = 60.0
 MOUNT_BYTES = 48 * 1024 * 1024
 DRIVEN = frozenset({DrillKind.XID, DrillKind.ECC})
+CHECKED = DRIVEN | {DrillKind.IB_DOWN}  # a check of hardware has to find what is broken
+NO_COMPILER = "install a C compiler, or leave this kind out"
 SAMPLE = Path(__file__).resolve().parent / "sample.py"
-_HOSTS = {"nodes": "3", "min_nodes": "2", "nproc_per_node": "1", "local_hosts": True, "no_health": True}
+_HOSTS = {"nodes": "3", "min_nodes": "2", "nproc_per_node": "1", "local_hosts": True}
 _GPUS = {"nproc_per_node": "2:3", "spare_gpus": "1"}
 _BOTH = {
     "max_restarts": "50", "hang_timeout": "8", "fence_after": "15", "trend_window": "40", "on_anomaly": "rollback",
@@ -70,7 +74,7 @@ _BOTH = {
 
 def rehearse_local(plan: DrillPlan, command: tuple[str, ...], say: Callable[[str], None]) -> Rehearsal:
     """Each drill on a small run of its own, on this machine. Nothing of it stays."""
-    for kinds, enter, hint in ((DISK_KINDS, own_mounts, ""), (NETWORK_KINDS, own_networks, f"{ASK}, or ")):
+    for kinds, enter, hint in ((MOUNT_KINDS, own_mounts, ""), (NETWORK_KINDS, own_networks, f"{ASK}, or ")):
         if not plan.kinds & kinds:
             continue
         try:
@@ -106,7 +110,7 @@ def own_run(drill: Drill, command: tuple[str, ...]) -> Iterator[Stage]:
         runs, drill_folder, checkpoints = (folder / name for name in ("runs", "drill", "checkpoints"))
         for one in (runs, drill_folder):
             one.mkdir(mode=0o700)
-        view, driver, clock, network, has_mounts = runs, None, None, None, drill.kind in DISK_KINDS
+        view, driver, clock, network, ports, has_mounts = runs, None, None, None, None, drill.kind in DISK_KINDS
         if has_mounts:
             view = folder / "view"
             view.mkdir()
@@ -115,7 +119,7 @@ def own_run(drill: Drill, command: tuple[str, ...]) -> Iterator[Stage]:
             also_at(runs, view)
             undo.callback(_unmount, view)
         variables = {**environment.all_variables(), "GANGRUN_DRILL_DIR": str(drill_folder)}
-        try:
+        with _possible(drill.kind, "leave this kind out" if shutil.which("cc") else NO_COMPILER):
             if drill.kind in DRIVEN:
                 driver = PlayedDriver(drill_folder, gpus_count=4)
                 driver.build()
@@ -124,27 +128,42 @@ def own_run(drill: Drill, command: tuple[str, ...]) -> Iterator[Stage]:
                 clock = PlayedClock(drill_folder)
                 clock.build()
                 variables |= clock.environment(variables)
-        except NotPossibleHere as error:
-            hint = "leave this kind out" if shutil.which("cc") else "install a C compiler, or leave this kind out"
-            raise UserError("refused", f"{drill.kind.value} cannot be done here: {error.strerror}", hint) from error
         words = command or (str(SAMPLE), str(checkpoints))
         flags = {**_BOTH, **(_GPUS if driver else _HOSTS), "runs_dir": str(runs)}
+        flags["no_health"] = drill.kind not in CHECKED
         if not command:
             flags["checkpoint_dir"] = str(checkpoints)
-        wish = resolved(Request(words=words, flags=flags, here=True), variables)
+        wish, on_host = resolved(Request(words=words, flags=flags, here=True), variables), in_place
         if drill.kind in NETWORK_KINDS:
             network = PlayedNetwork.of(nodes_of(wish.settings), steady_now)
             undo.callback(network.close)
-            wish = replace(wish, variables={**wish.variables, **network.environment()})
-        begun = begin(wish, network.on_host if network is not None else in_place)
+            wish, on_host = _with(wish, network.environment()), network.on_host
+        if drill.kind is DrillKind.IB_DOWN:
+            ports = PlayedPorts(drill_folder / "ports", nodes_of(wish.settings))
+            with _possible(drill.kind, "leave this kind out"):
+                ports.build()
+            wish, on_host = _with(wish, ports.environment()), ports.on_host
+        begun = begin(wish, on_host)
         if network is not None:
             network.carry()
         paths = replace(begun, root=view / begun.run)
-        stage = Stage(paths, OwnWorld(drill_folder, begun.root, not command, driver, clock, network, has_mounts))
+        stage = Stage(paths, OwnWorld(drill_folder, begun.root, not command, driver, clock, network, ports, has_mounts))
         undo.callback(unmade, Disk(), begun)
         undo.callback(_end, stage)
         with guarded(undo):
             yield stage
+
+
+@contextlib.contextmanager
+def _possible(kind: DrillKind, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except NotPossibleHere as error:
+        raise UserError("refused", f"{kind.value} cannot be done here: {error.strerror}", hint) from error
+
+
+def _with(wish: ResolvedRequest, variables: Mapping[str, str]) -> ResolvedRequest:
+    return replace(wish, variables={**wish.variables, **variables})
 
 
 def _unmount(folder: Path) -> None:

@@ -71,8 +71,6 @@ def _place_words(place: DrillPlace) -> str:
             return "with --local only"
         case DrillPlace.SCHEDULED:
             return f"on {place.value} only"
-        case DrillPlace.NOWHERE:
-            return "in the simulated world only (benchmarks/drills.py)"
 
 
 def rehearsal_html(found: Rehearsal, look: PageFormat) -> str:

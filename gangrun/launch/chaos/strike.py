@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from gangrun.adapters.local.played_network import PlayedNetwork
+from gangrun.adapters.local.played_ports import DEVICES, PORT_DOWN, PlayedPorts
 from gangrun.adapters.local.played_world import PlayedClock, PlayedDriver, make_read_only, make_silent, unmount
 from gangrun.adapters.slurm.step import Unasked, Where, on_each
 from gangrun.config import environment
@@ -73,7 +74,7 @@ SIGNAL_THERE = (
 @dataclass(frozen=True, slots=True)
 class OwnWorld:
     """What a run of ``--local`` has besides: its folder for the sample script, its mounts, its driver, its clock, its
-    network.
+    network, its ports.
     """
 
     drill_folder: Path
@@ -82,6 +83,7 @@ class OwnWorld:
     driver: PlayedDriver | None = None
     clock: PlayedClock | None = None
     network: PlayedNetwork | None = None
+    ports: PlayedPorts | None = None
     has_mounts: bool = False
 
 
@@ -115,15 +117,15 @@ class DrillStrike:
                 return self._disk()
             case DrillKind.TORN_CHECKPOINT | DrillKind.FLIPPED_CHECKPOINT | DrillKind.MIXED_CHECKPOINT:
                 return self._checkpoint()
-            case DrillKind.XID | DrillKind.ECC:
-                return self._gpu()
+            case DrillKind.XID | DrillKind.ECC | DrillKind.IB_DOWN:
+                return self._hardware()
             case DrillKind.DRAIN:
                 return self._drain()
             case DrillKind.SCANCEL | DrillKind.PREEMPT:
                 return self._end_job()
             case DrillKind.CLOCK_JUMP:
                 return self._clock()
-            case DrillKind.CUT | DrillKind.CUT_ONE_WAY | DrillKind.LATENCY | DrillKind.IB_DOWN:
+            case DrillKind.CUT | DrillKind.CUT_ONE_WAY | DrillKind.LATENCY:
                 return self._network()
 
     # ---- whom --------------------------------------------------------------------------------------------------------
@@ -298,7 +300,7 @@ class DrillStrike:
 
     def _network(self) -> Struck:
         """Not the supervisor's host: to a supervisor that is cut off all others are silent, and its journal says so."""
-        if self.own is None or self.own.network is None or self.drill.kind is DrillKind.IB_DOWN:
+        if self.own is None or self.own.network is None:
             raise _cannot(self.drill.kind.value, "the run has no such network of its own")
         one, network = self._rank_elsewhere(), self.own.network
         self.undo.callback(network.heal)
@@ -434,10 +436,13 @@ class DrillStrike:
 
     # ---- hardware and scheduler --------------------------------------------------------------------------------------
 
-    def _gpu(self) -> Struck:
-        if self.own is None or self.own.driver is None:
-            raise _cannot(self.drill.kind.value, "the run has no played driver")
-        one, driver = self._rank(), self.own.driver
+    def _hardware(self) -> Struck:
+        one, own = self._rank(), self.own
+        if own is not None and own.ports is not None:
+            return self._port(own.ports, one.node)
+        if own is None or own.driver is None:
+            raise _cannot(self.drill.kind.value, "the run has no hardware that is played")
+        driver = own.driver
         self.undo.callback(driver.say, {})
         if self.drill.kind is DrillKind.XID:
             struck = self._struck(f"XID {GPU_LOST_XID} of GPU {one.rank} on {one.node}", one.node, one.rank)
@@ -446,6 +451,12 @@ class DrillStrike:
             words = f"{ECC_ERRORS_COUNT} uncorrectable memory errors of GPU {one.rank} on {one.node}"
             struck = self._struck(words, one.node, one.rank)
             driver.say({f"gpu{one.rank}.ecc10": ECC_ERRORS_COUNT})
+        return struck
+
+    def _port(self, ports: PlayedPorts, node: str) -> Struck:
+        self.undo.callback(ports.say, node, {})
+        struck = self._struck(f"InfiniBand port 1 of {DEVICES[0]} on {node} taken down", node)
+        ports.say(node, PORT_DOWN)
         return struck
 
     def _end_job(self) -> Struck:

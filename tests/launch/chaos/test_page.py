@@ -81,7 +81,7 @@ def test_the_page_of_drills_has_every_kind_a_plan_that_loads_and_enough_drills(t
     [
         (("--local",), "the plan has no drills"),
         (("--local", "--kind", "kill-renk"), "did you mean kill-rank?"),
-        (("--local", "--kind", "ib-down"), "ib-down cannot be done to this run: a port belongs to the administrator"),
+        (("--kind", "ib-down", "x"), "ib-down cannot be done to this run: the ports of real nodes belong to others"),
         (("--kind", "cut"), "cut cannot be done to this run: the networks of real nodes belong to others"),
         (("--kind", "clock-jump", "x"), "clock-jump cannot be done to this run: all processes of a machine share its"),
         (("--kind", "nan-loss", "x"), "nan-loss cannot be done to this run: your script reports its own loss"),

@@ -69,6 +69,7 @@ The pattern over nodes and attempts decides where no text is known:
 - Only ranks of one of three or more nodes say that they lost a peer, and name none: the network of that node may be at
   fault, and the rank moves.
 - All ranks of one node are killed, and no others, twice: a rank of it moves.
+- All ranks say that a system call failed in NCCL before the first step: no rank was lost, the environment is at fault.
 - The same failure on many nodes: the code or the environment. After one restart, it ends the run.
 
 If only the ranks of one node miss a module or find their disk full, it is that node's environment or its local disk.

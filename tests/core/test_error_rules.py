@@ -91,6 +91,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     "damaged-file": ("RuntimeError", "PytorchStreamReader failed: invalid header or archive is corrupted"),
     "access": ("PermissionError", "[Errno 13] Permission denied: '/home/alice/logs/usage.jsonl'"),
     "refused": ("HTTPError", "403 Client Error: Forbidden for url: https://hub/x"),
+    "node-gone": ("ray.exceptions.ActorDiedError", "Worker exit detail: Owner's node has crashed."),
+    "bus-error": ("RuntimeError", "a worker left with exit code -7"),
     "service-other": ("OSError", "exit 1 (read): aws s3 cp s3://bucket/file.tar -"),
 }  # fmt: skip
 
@@ -174,6 +176,11 @@ WRITTEN: tuple[tuple[str, int, str], ...] = (
     ("killed", 1, "train.sh: line 3: 12345 Killed                  python train.py"),
     ("killed", 1, "Received SIGTERM, shutting down"),
     ("killed", 1, "srun: error: n1: task 0: Exited with exit code 143"),
+    ("killed", 1, "srun: error: n1: tasks 0-3: Killed"),
+    ("node-gone", 1, "salloc: error: Node failure on n1"),
+    ("bus-error", 135, ""),
+    ("bus-error", 1, "slurm_script: line 18: 3391194 Bus error               (core dumped) python3 train.py"),
+    ("worker-memory", 1, "DataLoader worker (pid 7) is killed by signal: Bus error."),
     ("timeout", 1, "Timeout (0:30:00)!"),
     ("cpu-instruction", 132, ""),
     ("-", 139, ""),
@@ -181,6 +188,21 @@ WRITTEN: tuple[tuple[str, int, str], ...] = (
     ("gpu-missing", 1, "nvidia-container-cli: initialization error: nvml error: driver not loaded"),
     ("gpu-lost", 1, "NVRM: Xid (PCI:0000:3b:00): 79, pid=123, GPU has fallen off the bus."),
     ("-", 1, "NVRM: Xid (PCI:0000:79:00): 31, pid=123, name=python"),
+    ("gpu-missing", 1, 'gathering device information "/dev/nvidia-uvm-tools": no such file or directory'),
+    ("gpu-fault", 134, "Queue 0x7f aborting with error : HSA_STATUS_ERROR_EXCEPTION: a hardware exception"),
+    ("gpu-memory", 1, "failed to allocate 5.95G (6390482944 bytes) from device: hipError_t(1002)"),
+    ("nccl-watchdog", 1, "EE1002: Stream synchronize timeout. rtDeviceSynchronize execute failed"),
+    ("container", 255, "  FATAL:   container creation failed: failed to resolve session directory /usr/local/mnt"),
+    ("container", 255, "FATAL:   can't open /data/store.img for writing, currently in use by another process"),
+    ("foreign-process", 1, "TPU device /dev/accel0 is in use by another process"),
+    ("storage-full", 1, "touch: cannot touch '/home/a/log.txt': Read-only file system"),
+    ("access", 255, "user@n1: Permission denied (publickey,password)."),
+    ("access", 1, "The server socket has failed to bind to [::]:98 (errno: 13 - Permission denied)."),
+    ("host-memory", 1, "RuntimeError: unable to mmap 2160 bytes from file </x>: Cannot allocate memory (12)"),
+    ("storage-other", 1, "RuntimeError: unable to mmap 2160 bytes from file </x>: No such device (19)"),
+    ("peer-lost", 134, "  what():  Transport endpoint is not connected"),
+    ("storage-error", 1, "ls: cannot access '/mnt/data': Transport endpoint is not connected"),
+    ("service", 1, "Operation 'AzureBlob List' failed with '408: '."),
     ("container", 1, "slurmstepd: error: pyxis: container start failed with error code: 1"),
     ("library", 127, "error while loading shared libraries: libpython3.11.so.1.0: cannot open shared object file"),
     ("-", 1, "NCCL INFO NET/Plugin : dlerror=libnccl-net.so: cannot open shared object file: No such file"),
@@ -339,6 +361,10 @@ def ended(*lines: str, rank: int = 0) -> RankExit:
             ("OSError: [Errno 16] busy: '.nfs0'", '  File "/x/multiprocessing/util.py", line 3, in _run_finalizers'),
             "teardown",
         ),
+        (("NCCL WARN NET/OFI Invalid communicator object", "NCCL INFO transport/net.cc:985 -> 3"), "fabric-other"),
+        (("NCCL WARN Call to shm_open failed : Permission denied", "NCCL INFO include/shm.h:41 -> 2"), "access"),
+        (("tee: log.txt: No space left on device", TEXTS["save-failed"][1]), "storage-full"),
+        (("tee: log.txt: it went well", TEXTS["save-failed"][1]), "save-failed"),
         (("RLIMIT_NPROC 128: pthread_create failed for thread 18 of 56", "KeyboardInterrupt"), "open-files"),
         (("uncorrectable ECC errors: 0", "[rank3]: ncclRemoteError: a peer", "terminate called after"), "nccl-remote"),
         (("uncorrectable ECC error", "CUDA error: uncorrectable ECC error", "Aborted (core dumped)"), "gpu-ecc"),
@@ -347,6 +373,58 @@ def ended(*lines: str, rank: int = 0) -> RankExit:
 def test_the_words_that_end_a_process_are_known_by_their_form_and_place(lines: tuple[str, ...], name: str) -> None:
     rule = error_rules.rule_of(ended(*lines))
     assert rule is not None and rule.name == name
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        ("SIGABRT",),
+        ("This is usually caused by a system or configuration error.", "Please see the manual."),
+        ('  File "/opt/job/train.py", line 4, in <module>', "    from .layers import ("),
+        (" [[{{node Allreduce_22}}]] [Op:__inference_step]",),
+    ],
+)
+def test_advice_and_a_traceback_that_was_cut_tell_no_more_than_the_line_before(after: tuple[str, ...]) -> None:
+    """So what all ranks wrote there ended them. Had they lived on, it would be what all write at their start."""
+    told = ended("x.c:5:10: fatal error: Python.h: No such file or directory", *after)
+    other = replace(told, rank=2, node="n2")
+    assert [one.shown for one in error_rules.compared((told, other), {})] == [told.shown, other.shown] != [(), ()]
+    lived = replace(ended(*told.tail, "it went on", rank=4), node="n3")
+    assert error_rules.compared((lived, replace(lived, node="n1")), {})[0].shown == ()
+    assert ended(*after).shown == (), "there may be nothing else"
+
+
+def test_a_read_only_place_is_no_local_disk_for_the_name_of_its_file() -> None:
+    found = rule_of(raised("OSError", "[Errno 30] Read-only file system: '/data/detector/ssd.log'"))
+    assert found is not None and found.name == "storage-full"
+
+
+@pytest.mark.parametrize(
+    ("step", "ranks_count", "cause"),
+    [
+        (-1, 6, Cause.ENVIRONMENT),
+        (-1, 5, Cause.VICTIMS_ONLY),  # of the sixth nothing was heard
+        (120, 6, Cause.VICTIMS_ONLY),
+    ],
+)
+def test_a_system_call_that_fails_for_all_ranks_at_the_start_is_the_environments(
+    step: int, ranks_count: int, cause: Cause
+) -> None:
+    exits = tuple(
+        raised("RuntimeError", "NCCL Error 2: unhandled system error", f"n{rank // 2 + 1}", rank)
+        for rank in range(ranks_count)
+    )
+    verdict = judge(Evidence(exits=exits), placement=THREE, nodes_count=3, step=step)
+    assert (verdict.cause, verdict.blamed) == (cause, ())
+
+
+@pytest.mark.parametrize(("ranks", "moved"), [((0, 1), 0), ((0,), -1)])
+def test_a_node_whose_ranks_were_all_killed_may_be_at_fault(ranks: tuple[int, ...], moved: int) -> None:
+    exits = tuple(fell(rank, signal=9) for rank in ranks)
+    first = judge(Evidence(exits=exits), placement=THREE, nodes_count=3)
+    assert (first.cause, first.suspects, first.rank, first.moves) == (Cause.KILLED, ("n1",), moved, False)
+    again = judge(Evidence(exits=exits), placement=THREE, nodes_count=3, suspicion={"n1": 1})
+    assert (again.moves, again.blamed) == (moved >= 0, ())
 
 
 def test_the_verdict_says_what_and_where() -> None:

@@ -49,6 +49,9 @@ def of(kind: str, message: str, *paths: str) -> str:
         ("damaged-file", "RuntimeError", "bad md5", ("h5py/h5f.pyx",)),
         ("service-other", "wandb.errors.Error", "an error", ()),
         (NO_RULE, "RuntimeError", "bad md5", (SOCKET,)),
+        ("storage-other", "OSError", "Unable to open file (errno = 2)", ("h5py/h5f.pyx",)),
+        ("storage-other", "RuntimeError", "x.pt cannot be created: not found", (f"{PACKAGES}/torch/serialization.py",)),
+        (NO_RULE, "ValueError", "Unable to open file (errno = 2)", ("h5py/h5f.pyx",)),
         (
             "shared-memory",
             "OSError",

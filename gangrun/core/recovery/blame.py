@@ -284,7 +284,8 @@ def _fell(first: RankExit, evidence: Evidence, scene: _Scene) -> Verdict:
         signature = "" if outside else signature
         sentence += _nobody_said_why(first.signal)
     is_whole = _is_whole_node(first, spread, scene)
-    rank = first.rank if suspects and signature and (is_whole or not error_rules.is_plain(first)) else NO_RANK
+    may_be_known = bool(signature) or (is_whole and cause is Cause.KILLED)
+    rank = first.rank if suspects and may_be_known and (is_whole or not error_rules.is_plain(first)) else NO_RANK
     verdict = Verdict(cause, Failure.SCRIPT, (), suspects, signature, sentence, rank=rank)
     if not is_whole or cause is not Cause.RANK_ERROR or error_rules.is_plain(first):
         return verdict

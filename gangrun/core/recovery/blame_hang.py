@@ -175,6 +175,11 @@ def lost_peers(
     if finished:
         sentence = f"{ended_words(finished)} while others still trained; then {whole}"
         return Verdict(Cause.LEFT_EARLY, Failure.SCRIPT, (), (), _LEFT_EARLY, sentence)
+    if placement is not None and _cannot_begin(victims, attempt_step, placement.world_size):
+        sentence = (
+            f"{whole}; all ranks say that a system call failed before the first step: the environment is at fault"
+        )
+        return Verdict(Cause.ENVIRONMENT, Failure.NODE, (), (), "", sentence)
     rank, why = _missed(victims, placement, addresses) if placement is not None else (-1, "")
     if placement is None or rank < 0:
         unknown, nodes = f"{whole}; which rank left them is not known", {died.node for died in victims}
@@ -188,6 +193,7 @@ def lost_peers(
     return Verdict(cause, Failure.SCRIPT, (), (node,), "", sentence, cure=Cure.TEST, rank=rank)
 
 
+_OF_SYSTEM = "nccl-system"
 _WAITED, _OF_TRANSPORT = "nccl-watchdog", frozenset({"ib-completion", "rdma-route", "rdma-local", "fabric-other"})
 
 
@@ -195,6 +201,12 @@ def _is_hang(victims: Sequence[RankExit]) -> bool:
     """Did ranks only wait until their watchdog or barrier ended them, without an error of what moves bytes?"""
     said = {entry.partition("/")[0] for died in victims for entry in (died.mark, *died.shown)}
     return _WAITED in said and not said & _OF_TRANSPORT
+
+
+def _cannot_begin(victims: Sequence[RankExit], attempt_step: int, world_size: int) -> bool:
+    """Did a system call fail in NCCL for each rank before the first step? Then none of them only lost a peer."""
+    is_all = len({died.rank for died in victims}) == world_size and attempt_step < 0
+    return is_all and all(died.mark == _OF_SYSTEM for died in victims)
 
 
 # As gloo writes it, peer [10.0.0.3]:12345; NCCL, from n2<49152> and peer fe80::1%ib0<5>; c10d, to (n0, 29500) and

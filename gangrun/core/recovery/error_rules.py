@@ -45,9 +45,13 @@ _LAST_WORDS = re.compile(
 )  # said by what fails then
 _FILLS = re.compile(
     r"^(\[rank\d+\]:)?\s*($|terminate called after|abort(ed|ing)\b|\S+\.(cu|cc|cpp|h):\d+$|exception raised from"
-    r"|frame #|@ +0x|[=*-]{4,}|compile with|for debugging consider|(cuda|hip) kernel errors might)"
+    r"|frame #|@ +0x|[=*-]{4,}|compile with|for debugging consider|(cuda|hip) kernel errors might"
+    r"|sig[a-z]{3,5}$|\[\[\{\{node |\d* *\| |compilation terminated|traceback \(most recent"
+    r"|(this|it) (is|may|might|can|could|usually|error)\b|(possible|solution|hint|note|please|see|try|check)\b)"
     r"|core dumped|signal: aborted"
-)  # comes after what a process said last, and tells no more
+)  # comes after what a process said last, and tells no more, or how to mend it
+_FRAME = re.compile(r'^(\[rank\d+\]:)?\s*file "[^"]+", line \d+')
+_OF_SOURCE = re.compile(r"^(\[rank\d+\]:)?\s{2}")  # comes after the line of a frame
 _FINALIZES = re.compile(r"multiprocessing/util\.py\", line \d+, in (_run_finalizers|_exit_function)")
 _WARNED = re.compile(r" WARN ")  # NCCL: what fails, if a chain of the functions that return its error comes next
 _RETURNED = re.compile(r" INFO \S+:\d+ -> [1-9]\d*\b")
@@ -64,8 +68,9 @@ _VAGUE = frozenset(
     | {"save-failed", "nccl-cuda", "nccl-usage", "nccl-internal", "gpu-other", "fabric-other", "service-other"}
 )
 _FATAL = frozenset(
-    {"fabric", "fabric-other", "container", "open-files", "worker-memory", "killed"}
+    {"fabric", "fabric-other", "container", "open-files", "worker-memory", "bus-error", "killed"}
 )  # who writes these lines ends the process, whatever it writes after them
+_NO_ROOM = frozenset({"storage-full", "quota", "local-disk"})
 _FIRST = frozenset({"ib-completion", "teardown"})  # by its form alone, and what is written after it follows from it
 # Beside an exception only these count in stderr, where warnings of all kinds stand too. Beside a plain one they count
 # in its causes only: code that handles an error may have a bug of its own.
@@ -116,6 +121,8 @@ def rule_of(died: RankExit) -> Rule | None:
     if own is not None and died.error is None and own.name in _FIRST:
         return own
     known = [rule for rule in ((own, said) if died.error is not None else (said, own)) if rule is not None]
+    if known and known[0].name == "save-failed":  # for want of room, if any program beside it found none
+        known = [rule for rule in map(_rule_shown, died.shown) if rule is not None and rule.name in _NO_ROOM] or known
     return next((rule for rule in known if rule.name not in _VAGUE), known[0] if known else None)
 
 
@@ -187,6 +194,8 @@ def _own(died: RankExit) -> Rule | None:
     if error is None and known and known[0].name == "ib-completion":
         return known[0]  # what NCCL's own teardown runs into then
     rule = next((rule for rule in known if rule.name not in _VAGUE), known[0] if known else None)
+    if rule is None and any(speakers.speaker_of(line.lower()) is speakers.Speaker.FABRIC for line in last_words):
+        return BY_NAME["fabric-other"]
     return _by_speaker(texts[0], trace, rule) if error is not None and not is_bug else rule
 
 
@@ -245,21 +254,31 @@ def _entries(lines: Iterable[str], *, compared_only: bool) -> Iterator[str]:
     """
     said = [line.lower() for line in lines if not is_remark(line)]
     matched = [_matched(line, compared_only) for line in said]
-    names = set[str]().union(*matched)
-    if not names:
+    placed = ["" if words else speakers.place_line(line) for line, words in zip(said, matched, strict=True)]
+    names = set[str]().union(*matched, placed)
+    if names == {""}:
         return
-    last_at = next((at for at in range(len(said) - 1, -1, -1) if not _FILLS.search(said[at])), 0)
-    for rule in RULES:
-        if rule.name not in names:
-            continue
+    last_at = _last_told(said)
+    for rule in COMPARED if compared_only else RULES:
         is_foreign = rule.cause is Cause.GPU_MEMORY and any(map(foreign_process, said))
         name = "foreign-process" if is_foreign else rule.name
+        if names.isdisjoint((rule.name, name)):
+            continue
+        found = [(at, words[rule.name]) for at, words in enumerate(matched) if rule.name in words]
+        found += [(at, name) for at, place in enumerate(placed) if place == name]
         words = {
-            f"{name}/{zlib.crc32(_NUMBER.sub('0', one[rule.name]).encode()) & 0xFFFF:04x}": at >= last_at
-            for at, one in enumerate(matched)
-            if rule.name in one
+            f"{name}/{zlib.crc32(_NUMBER.sub('0', one).encode()) & 0xFFFF:04x}": at >= last_at for at, one in found
         }
         yield from (f"{entry}{LAST if is_last else ''}" for entry, is_last in words.items())
+
+
+def _last_told(said: Sequence[str]) -> int:
+    """Where the last line stands that tells more than those before it. Frames of a traceback that was cut do not."""
+    for at in range(len(said) - 1, -1, -1):
+        is_source = at > 0 and _OF_SOURCE.search(said[at]) and _FRAME.search(said[at - 1])
+        if not is_source and not _FRAME.search(said[at]) and not _FILLS.search(said[at]):
+            return at
+    return 0
 
 
 @lru_cache(maxsize=LINES_KEPT_COUNT)

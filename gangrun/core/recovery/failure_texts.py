@@ -49,7 +49,8 @@ def _errno(numbers: str) -> str:
 
 
 _LOCAL_PATH = (
-    r"['\"]?/(tmp|var|dev/shm|run|l(ocal)?[_-]?scratch|local\w*|scratch[_/-]local|(nvme|ssd|raid|disk)\d*|root"
+    r"(?<![\w.*/-])['\"]?/(tmp|var|dev/shm|run|l(ocal)?[_-]?scratch|local\w*|scratch[_/-]local|(nvme|ssd|raid"
+    r"|disk)\d*|root"
     r"|mnt/(local|nvme|ssd|resource|disks?)\d*)\b"
 )
 _PLACES = (
@@ -80,7 +81,8 @@ DEVICES: tuple[Rule, ...] = (
     Rule("gpu-ecc", "an uncorrectable memory or NVLink error of a GPU",
          r"uncorrectable (ecc|nvlink)|ecc_?uncorrectable|nvlink_?uncorrectable|double.bit ecc|ecc error encountered"
          r"|\becc\b(?![^\n]*(\bkeys?\b|curve|cert|crypt|signature))[^\n]{0,30}(error|fail)|page retirement"
-         r"|row.?remap\w* (fail|pending)|error_?contained\b|invalid access of peer gpu memory"
+         r"|row.?remap\w* (fail|pending)|error_?contained\b|cuda error: contained error"
+         r"|invalid access of peer gpu memory"
          r"|nvlink.{0,30}(fatal|is down|inactive)|nrt_exec_hw_err\w*|\bhbm_ue\b|row.?remapping (failed|pending)",
          Cause.HARDWARE, EXCLUDE, ONCE, ACCELERATORS),
     Rule("gpu-lost", "a GPU that is lost or needs a reset",
@@ -88,7 +90,7 @@ DEVICES: tuple[Rule, ...] = (
          r"|unable to determine the device handle"
          r"|reset_?required|reboot the system to recover|hardware_?stack_?error|hardware stack error"
          r"|\bxid\b( \(pci:[^)]*\))?[ :=]+(48|62|64|74|79|95|109|110|119|120|140|143|14[4-9]|15[0-6])\b"
-         r"|error 719.{0,80}nvlink|hw exception by gpu|hsa_status_error_exception|error_device_lost"
+         r"|error 719.{0,80}nvlink|hw exception by gpu|error_device_lost"
          r"|device\[\d+\] lost heartbeat"
          r"|synstatus[^\n]{0,20}device reset|\b(gpu|device) (was|is) lost\b|nvmlerror_(corruptedinforom|resetrequired)",
          Cause.HARDWARE, EXCLUDE, ONCE, "NVML API, nvmlReturn_t; HIP, Level Zero, Gaudi and CANN runtimes"),
@@ -127,7 +129,7 @@ DEVICES: tuple[Rule, ...] = (
          r"|device without cuda library|could not find cuda drivers|failed call to hipinit|hsa error: "
          r"|could not open the (nd\d|device index)|neuron (runtime|driver)[^\n]{0,20}(could not|not|fail)"
          r"|\bnrt_init\b[^\n]{0,60}(error|fail)|(?<!already acquired\] )device ?acquire\b[^\n]{0,60}failed"
-         r"|device_absent|\bel0001\b"
+         r"|/dev/(kfd|neuron|nvidia|accel|davinci|habana|dri/|dxg)[\w-]*\W{1,3}no such file|device_absent|\bel0001\b"
          r"|aclrtsetdevice"
          r"|tpu initialization failed(?![^\n]*busy)"
          r"|cuda (is |was )?(not |un)(available|initialized|found)|cuda\.is_available\(\) (is|returned|==) ?false"
@@ -146,6 +148,7 @@ DEVICES: tuple[Rule, ...] = (
          r"|cuda driver initialization failed|cudaerrorinitializationerror|cuda error: initialization error"
          r"|libcuda(debugger)?\.so[.\d]*(: cannot open| (cannot|not) found)|find libcuda\b"
          r"|libnvidia-[\w-]+\.so[.\d]*: cannot open"
+         r"|hip error: (not initialized|initialization error)|valid grid license"
          r"|cuda (driver )?unknown error|setting the available devices to be zero",
          Cause.HARDWARE, EXCLUDE, END, ACCELERATORS),
     Rule("gpu-count", "fewer GPUs than the script wants",  # words of scripts, which may compare them with anything
@@ -156,7 +159,7 @@ DEVICES: tuple[Rule, ...] = (
          r"|have|got)",
          Cause.HARDWARE, EXCLUDE, END, "scripts"),
     Rule("gpu-unknown", "an unknown error of the GPU's driver",
-         r"(cuda|cuda runtime|cuda driver|triton|nvrtc)[^\n]{0,20}(error|failure)[^\n]{0,30}\bunknown error"
+         r"(cuda|cuda runtime|cuda driver|hip|triton|nvrtc)[^\n]{0,20}(error|failure)[^\n]{0,30}\bunknown error"
          r"|cuda_?error_?unknown|unknown_cuda_error|cudasuccess \(999 vs",
          Cause.HARDWARE, EXCLUDE, ONCE, CUDA_DOCS),
     Rule("gpu-ordinal", "a GPU number that the node does not have",
@@ -173,11 +176,12 @@ DEVICES: tuple[Rule, ...] = (
          Cause.HARDWARE, EXCLUDE, ONCE, CUDA_DOCS),
     Rule("foreign-process", "a GPU, or memory of it, that another program holds",  # or by the numbers
          r"(thread|process)\)? device already in use|device already acquired|tpu is already in use"
-         r"|(in use|held|locked|used) by (another|other|a different) process",
+         r"|\b(gpu|[txnh]pu|device|accel\w*|neuron\w*|cuda|chip|core)\w*\b[^\n]{0,80}"
+         r"(in use|held|locked|used) by (another|other|a different) process",
          Cause.FOREIGN_PROCESS, EXCLUDE, ONCE, "PyTorch, caching allocator"),
     Rule("gpu-topology", "GPUs that do not see each other as they should",
          r"failed to find reverse path|could not read node #|attribute \w+ of node \w+ not found"
-         r"|topo[^\n]{0,40}(fail|invalid|inconsistent)"
+         r"|unsupported topology|topo[^\n]{0,40}(fail|invalid|inconsistent)"
          r"|(xml|graph/)\w*[^\n]{0,40}nccl warn[^\n]*fail",
          Cause.HARDWARE, MOVE, ONCE, NCCL_DOCS),
     Rule("rdma-missing", "a missing InfiniBand device",
@@ -226,14 +230,22 @@ PROGRAM: tuple[Rule, ...] = (
          r"device.side assert\b|assertion `.{1,200}` failed", Cause.RANK_ERROR, ONCE, ONCE, CUDA_DOCS),
     Rule("no-kernel", "a GPU for which the program has no code",
          r"no kernel image|no_?kernel_?image|not compatible with the current pytorch|unsupported gpu architecture"
-         r"|no_?binary_?for_?gpu|tensilelibrary|for gpu arch|invalid device function|(device )?kernel image is invalid"
+         r"|no_?binary_?for_?gpu|compiled for compute capability|status_error_invalid_isa"
+         r"|invalid kernel file|ptx (jit compilation was disabled|contains unsupported)|invalid value for --gpu-arch"
+         r"|cuda error: (file|shared object symbol) not found|tensilelibrary|for gpu arch|invalid device function"
+         r"|(device )?kernel image is invalid"
          r"|ptx jit compilation failed"
          r"|invalid_?(ptx|kernel_?image)\b|status_arch_mismatch|ptxas (fatal|error)|requires? (a )?(gpu|device)s? with "
          r"(compute )?capability|only supports? .{0,40}(gpus? or newer|(gpu|cuda) architectures?|compute capability)",
          Cause.ENVIRONMENT, EXCLUDE, END, CUDA_DOCS),
     Rule("cuda-usage", "a wrong use of CUDA",
          r"invalid configuration argument|invalid resource handle|invalid device context|invalid pitch argument"
-         r"|(cuda|hip)( runtime)? (error|failure)[^\n]{0,8} (invalid argument|peer access|named symbol not found)"
+         r"|(cuda|hip)( runtime)? (error|failure)[^\n]{0,8} (invalid (?!program)|peer access|named symbol not found"
+         r"|array is"
+         r"|resource (already|not) mapped|part or all|pointer does not|cannot set while|profiler|limit is not"
+         r"|launch uses"
+         r"|capture was|cluster|a function handle|the (graph|provided execution)|wait operation)"
+         r"|hsa_status_error_invalid_(?!isa|code)"
          r"|too many (resources requested|blocks in cooperative)|stream is capturing|during capture|stream_?capture"
          r"|capture_?(unsupported|invalidated)|cooperative_?launch_?too_?large|launch_?out_?of_?resources",
          Cause.RANK_ERROR, RESTART, ONCE, CUDA_DOCS),
@@ -244,7 +256,9 @@ PROGRAM: tuple[Rule, ...] = (
     Rule("gpu-memory", "too little GPU memory",
          r"\b(cuda|hip|gpu|triton|[xnht]pu|mlu|musa)\b[^\n]{0,60}\bout of memory|cuda runtime error \(2\)"
          r"|cudaerrormemoryallocation"
-         r"|error_out_of_(device_)?memory|(cublas|cudnn|cusparse|cusolver|cufft)_\w*(alloc_failed|insufficient_resources)"
+         r"|error_out_of_(device_)?memory|(cublas|cudnn|cusparse|cusolver|cufft)_\w*(alloc_failed"
+         r"|insufficient_resources)"
+         r"|hiperror(_t\((2|1002)\)|outofmemory|memoryallocation)"
          r"|cuda failure 2\b|allocator_failure|nrt_\w+[^\n]{0,40}allocation failure"
          r"|(cuda|torch)\.outofmemoryerror|outofmemoryerror: (cuda|hip)"
          r"|resource_?exhausted.{0,80}alloc",
@@ -264,7 +278,8 @@ PROGRAM: tuple[Rule, ...] = (
          r"|cannot enable)"
          r"|version `\w+_[\d.]+' not found|in static tls block|shared object initialization failed"
          r"|cudnn version incompatib|version_mismatch|sublibrary_loading_failed|mismatched nccl version"
-         r"|cuda setup failed|cuda version \([\d.]+\) mismatches|was not built with slurm",
+         r"|compiled with different cuda|operator torchvision::\w+ does not exist|cuda setup failed"
+         r"|cuda version \([\d.]+\) mismatches|was not built with slurm",
          Cause.ENVIRONMENT, MOVE, END, "ld.so(8)"),
     Rule("import", "a module that cannot be imported", r"^(modulenotfounderror|importerror)\b|(^|error|failed"
          r"|because|: )[^\n]{0,200}no module named ",
@@ -278,7 +293,8 @@ PROGRAM: tuple[Rule, ...] = (
          r"|error compiling objects|no working c\+\+ compiler|invalidcxxcompiler|no such file or directory: '(nvcc|gcc"
          r"|g\+\+|cc|hipcc"
          r"|ninja|cmake|make|ptxas|ldconfig|git|ffmpeg|java|numactl|nvidia-smi|rocm-smi|ip|lscpu|lspci|hostname)'"
-         r"|ninja is required|error building extension|unable to jit load|no (c\+\+|c|cuda) compiler|gcc failed with"
+         r"|ninja is required|\bld: cannot find -l|ld returned \d+ exit status|error building extension"
+         r"|unable to jit load|no (c\+\+|c|cuda) compiler|gcc failed with"
          r"|(^|: )\S*calledprocesserror: command [^\n]{0,60}(gcc|g\+\+|c\+\+|nvcc|hipcc|clang|ninja|cmake|ptxas"
          r"|ldconfig|(?<=[/'\"])cc)(?!\w)|fatal error: \S+\.(h|hpp|cuh): no such file",
          Cause.ENVIRONMENT, MOVE, END, "PyTorch, cpp_extension; Triton"),
@@ -289,18 +305,21 @@ FAULTS: tuple[Rule, ...] = (
     Rule("gpu-launch", "a kernel that a GPU could not run to its end, sick or by a bug",
          r"unspecified launch failure|launch_?failure|launch_?failed"
          r"|cudnn_status_(execution_failed|internal_error|mapping_error|not_initialized)"
-         r"|cublas_status_(execution_failed|internal_error|not_initialized|mapping_error)|cufft_\w*_error",
+         r"|cublas_status_(execution_failed|internal_error|not_initialized|mapping_error)|cufft_\w*_error"
+         r"|cublas runtime error : (the gpu program failed|an (internal operation|access to gpu)|library not init)",
          Cause.HARDWARE, TEST, ONCE, "CUDA runtime API; cuDNN, cuBLAS and cuFFT status codes"),
     Rule("gpu-fault", "a fault of a kernel, by a bug or by a sick GPU",
          r"illegal memory access|illegal_?address"
          r"|an illegal instruction was encountered|error_?illegal_?instruction|launch (timed out|and was terminated)"
-         r"|launch_?timeout|misaligned[ _]?address|invalid program counter|invalid_?(pc|program_?counter)\b"
+         r"|launch_?timeout|misaligned[ _]?address|external device error|invalid program counter|invalid_?(pc"
+         r"|program_?counter)\b"
          r"|(global|shared) address space|mapping of buffer object failed|map_?buffer_?object|context is destroyed"
          r"|cudnn_status_success \(\d+ vs|gpu memcpy failed|gpu->\w+ memcpy failed|failed to launch \w+$"
          r"|cuda error: (operation|device).{0,40}(not (permitted|supported)|unavailable)|unable to find an engine"
          r"|(rocblas|hipblas|miopen|rocsparse|rocsolver|hipsparse|hipfft)_?status_?\w*(internal|unknown|initialized"
          r"|execution)"
-         r"|cusolver_status|cusparse_status_\w+_(failed|error)|external_?device|memory access fault by gpu|gpu hang",
+         r"|cusolver_status|cusparse_status_\w+_(failed|error)|external_?device|memory access fault by gpu|gpu hang"
+         r"|hsa_status_error_(exception|memory_(fault|aperture_violation)|illegal_instruction)",
          Cause.RANK_ERROR, TEST, ONCE, "CUDA runtime API; the node's or the program's by the table of driver reports"),
 )  # fmt: skip
 
@@ -328,6 +347,9 @@ STORAGE: tuple[Rule, ...] = (
          r"errno (1|13)\].{0,60}: " + _LOCAL_PATH, Cause.ENVIRONMENT, MOVE, ONCE, ERRNO),
     Rule("access", "a file that the process may not open or change",
          r"permissionerror: \[errno (1|13)\](?![^\n]*: b?['\"](/proc|/sys|/dev))|" + _errno("12[6-9]")
+         + r"|nccl warn call to \w+ failed : permission denied|(bind|listen)\b[^\n]{0,60}permission denied"
+         r"|\bssh exited with exit code|permission denied \((publickey|password|keyboard|gssapi)"
+         r"|host key verification failed"
          + r"|key has (expired|been revoked)|required key not available",
          Cause.ENVIRONMENT, MOVE, ONCE, ERRNO),
     Rule("mount-gone", "a mount that is gone",
@@ -345,7 +367,7 @@ STORAGE: tuple[Rule, ...] = (
          r"|mdb_map_full|"
          + _errno("28|30") + r"(?![^\n]*inotify)"
          r"|database or disk is full|readonly database"
-         r"|(oserror|checkpoint\w*|error).{0,200}read-only file system",
+         r"|(oserror|checkpoint\w*|error).{0,200}read-only file system|['\"]: read-only file system\s*$",
          Cause.STORAGE, MOVE, ONCE, ERRNO),
     Rule("damaged-file", "a file whose content is damaged",
          r"checksum (does not match|mismatch|fail)|(file|archive|data|record|checkpoint|shard|image)\w*[^\n]{0,20}"
@@ -355,7 +377,8 @@ STORAGE: tuple[Rule, ...] = (
          r"|file signature not found|invalid load key|pickle data was truncated|ran out of input|badzipfile"
          r"|failed finding central directory|(incomplete|invalid)metadata|header ?too ?(large|small)"
          r"|deserializing header(?!: io\()|bad crc|crc (check|mismatch|error)|not a gzipped file|zlib\.error"
-         r"|premature end",
+         r"|premature end|parquet file size is|not an arrow file|deserialize thrift|mdb_corrupted"
+         r"|disk image is malformed",
          Cause.STORAGE, RESTART, ONCE, "torch, safetensors, HDF5, Arrow, tar and zip readers",
          frozenset({Speaker.SERVICE})),
     Rule("storage-error", "storage that does not answer as it should",
@@ -364,7 +387,8 @@ STORAGE: tuple[Rule, ...] = (
          r"|database is locked"
          r"|remote i/o error|disk i/o error|medium error|unable to open database file|file read failed"
          r"|communication error on send"
-         r"|transport endpoint (is not connected|shutdown)|no locks available|errno (16|26|39)\][^\n]*(\.nfs|busy)"
+         r"|^(?!\s*what\(\): +transport endpoint is not connected)[^\n]*transport endpoint (is not connected|shutdown)"
+         r"|no locks available|errno (16|26|39)\][^\n]*(\.nfs|busy)"
          r"|unable to (synchronously )?(lock|open) file.{0,80}(errno = (5|11|37)|unavailable)",
          Cause.STORAGE, WAIT, WAIT, ERRNO, PEERS),
     Rule("save-failed", "a file that could not be written",
@@ -372,7 +396,9 @@ STORAGE: tuple[Rule, ...] = (
          r"|enforce fail at inline_container",
          Cause.STORAGE, WAIT, WAIT, "PyTorch, zip writer"),
     Rule("storage-other", "a file that the system could not open, read or write",
-         r"^oserror: \[errno (?!(9|1[26]|2[2-4]|36)\])\d+\][^\n]*: b?['\"]/", Cause.STORAGE, MOVE, ONCE, ERRNO),
+         r"^oserror: \[errno (?!(9|1[26]|2[2-4]|36)\])\d+\][^\n]*: b?['\"]/"
+         r"|unable to mmap[^\n]*\((?!12\))\d+\)"
+         r"|^runtimeerror: file \S+ cannot be opened", Cause.STORAGE, MOVE, ONCE, ERRNO),
 )  # fmt: skip
 
 # The network between ranks: most of these are victims'.
@@ -384,9 +410,10 @@ GANG: tuple[Rule, ...] = (
     Rule("nccl-watchdog", "a collective that did not end in time",
          r"watchdog caught collective|heartbeat ?monitor|watchdog (thread )?(got stuck|terminated)"
          r"|due to processgroupnccl watchdog hang|failed or timed out"
-         r"|taking the entire process down|ran for \d+ milliseconds before timing out|monitoredbarrier"
+         r"|taking the entire process down|ran for \d+ milliseconds before timing out|monitored ?barrier"
          r"|caught collective operation timeout"
-         r"|hccl[^\n]{0,30}task time ?out|stuck notify|last (enqueued|completed) nccl work|timeout at (nccl|collective)"
+         r"|hccl[^\n]{0,30}task time ?out|stream sync(hronize)? time ?out|stuck notify|last (enqueued"
+         r"|completed) nccl work|timeout at (nccl|collective)"
          r"|check ?timeout at ",
          Cause.VICTIMS_ONLY, VICTIM, VICTIM, TORCH_SOURCE),
     Rule("peer-silent", "a peer that sent no sign of life in time",
@@ -396,7 +423,8 @@ GANG: tuple[Rule, ...] = (
     Rule("nccl-remote", "a peer that NCCL lost",
          r"ncclremoteerror|ops function error: hccl\w+, error code is (6|9)\b"
          r"|remote process exited or there was a network error|communicator was aborted"
-         r"|net/socket.{0,80}(reset|refused|timed out|closed)",
+         r"|net/socket.{0,80}(reset|refused|timed out|closed)"
+         r"|\b(socket\.(cc|h):\d+|nccl warn) [^\n]{0,40}socket|\b(nccl)?socket(start|poll|finalize|progress|init)\w*:",
          Cause.VICTIMS_ONLY, MEET, MEET, NCCL_DOCS),
     Rule("nccl-system", "a system call that failed in NCCL",
          r"ncclsystemerror|unhandled system error", Cause.VICTIMS_ONLY, MEET, MEET, NCCL_DOCS),
@@ -410,7 +438,8 @@ GANG: tuple[Rule, ...] = (
          r"|\Aruntimeerror: (socket timeout|connect\(\) timed out|connection reset by peer|broken pipe"
          r"|stop_?waiting response|timed out after \d+ seconds waiting for clients)"
          r"|client socket has (timed out|failed to connect)|mpi_abort was invoked|mpi_err_\w+|fatal error in mpi_"
-         r"|\bc10d store has failed|rendezvousconnectionerror|brokenprocesspool",
+         r"|what\(\): +transport endpoint is not connected|\bc10d store has failed|rendezvousconnectionerror"
+         r"|brokenprocesspool",
          Cause.VICTIMS_ONLY, MEET, MEET, GLOO_SOURCE),
     Rule("fabric-other", "an error of the network between nodes", PLACED, Cause.NETWORK, RESTART, ONCE,
          "MPI, UCX, libfabric"),
@@ -421,6 +450,11 @@ GANG: tuple[Rule, ...] = (
 
 # Services outside the gang: they pass.
 SERVICES: tuple[Rule, ...] = (
+    Rule("container", "a container that does not start",
+         r"\b(pyxis|enroot[-\w]*): |spank_pyxis|^\s*fatal: +(container|while|could not open image|unable to handle)"
+         r"|^\s*fatal: {3}"
+         r"|oci runtime|unsquashfs|squashfuse|docker: error response",
+         Cause.ENVIRONMENT, MOVE, ONCE, "enroot, pyxis, Apptainer"),
     Rule("port", "a port that is in use", r"address already in use|eaddrinuse|errno 9[89]\]"
          r"|cannot assign requested address|failed to (add port to server|bind to (address|port))"
          r"|no address added out of|failed to start the distributed runtime service",
@@ -438,7 +472,8 @@ SERVICES: tuple[Rule, ...] = (
          r"|in a reasonable timeframe",
          Cause.ENVIRONMENT, MOVE, ONCE, "OpenSSL; AWS and Google Cloud SDKs"),
     Rule("refused", "a service that refuses what it was asked for",
-         r"\b(400|401|403|404|410|422) (client error|unauthorized|forbidden|not found|bad request)(?!.*rate.?limit)"
+         r"(forbidden|unauthorized|notfound|permissiondenied): 40\d |\b(400|401|403|404|410|422) (client error"
+         r"|unauthorized|forbidden|not found|bad request)(?!.*rate.?limit)"
          r"|(status|returned|response|http)\W{0,3}(error|code)?\W{0,3}(400|401|403|404|422)\b(?!.*rate.?limit)"
          r"|accessdenied|invalidaccesskey|signaturedoesnotmatch|nosuch(bucket|key)|expiredtoken|tokenexpired"
          r"|authenticationfailed|clientauthentication|permission_?error\"|permissiondenied|gatedrepo|repositorynotfound"
@@ -455,14 +490,16 @@ SERVICES: tuple[Rule, ...] = (
          r"|\(50[0234]\)$|, 50[0234]$"
          r"|\b(5\d\d|429) (server error|client error|internal server|bad gateway|service (temporarily )?unavailable"
          r"|gateway time.?out|too many requests)|too many requests|rate limit|max retries exceeded|slowdown|slow down"
-         r"|reduce your request rate|read timed out|(connect|read)timeout|newconnectionerror|failed to resolve"
+         r"|reduce your request rate|read timed out|(connect|read)timeout|newconnectionerror|failed to resolve (host"
+         r"|name|address|domain|['\"]?[\w-]+\.)"
          r"|name or service not known|temporary failure in name resolution|getaddrinfo|gaierror|couldn't connect to"
          r"|could not connect to|localentrynotfound|remote end closed connection|remotedisconnected|incompleteread"
          r"|(ssl|tls).{0,60}(eof|handshake)|service ?unavailable|throttling|endpointconnectionerror|requesttimeout"
          r"|connectionrefusederror|connection refused|errno (101|104|110|111|113)\]|connection aborted"
          r"|connectionreseterror"
          r"|internalerror\) when calling|bad gateway|gateway time.?out|connection (error|timed out).{0,80}(http|url)"
-         r"|status[ _]code:? (5\d\d|429)|commerror|deadline_?exceeded|econnre(set|fused)|clientconnectorerror"
+         r"|status[ _]code:? (5\d\d|429)|failed with\W{1,3}(408|429|5\d\d)\b|commerror|deadline_?exceeded|econnre(set"
+         r"|fused)|clientconnectorerror"
          r"|serverdisconnected|connection was closed|connectionclosederror|unavailableerror|timeout was reached"
          r"|curl.{0,30}(code|error) (6|7|28|35|52|56)\b"
          r"|service is currently unavailable|network is unreachable|no route to host|could not resolve|proxyerror"
@@ -488,16 +525,17 @@ HOST: tuple[Rule, ...] = (
          r"|items of ancdata|can't start new thread|kind: wouldblock|what\(\): +resource temporarily unavailable"
          r"|(pthread_create|fork|thread creation)[^\n]{0,60}(failed|unavailable)|errno 11\] resource temporarily",
          Cause.ENVIRONMENT, MOVE, ONCE, ERRNO),
-    Rule("container", "a container that does not start",
-         r"\b(pyxis|enroot[-\w]*): |spank_pyxis|^fatal: +(container|while|could not open image|unable to handle)"
-         r"|oci runtime|unsquashfs|squashfuse|docker: error response",
-         Cause.ENVIRONMENT, MOVE, ONCE, "enroot, pyxis, Apptainer"),
+    Rule("node-gone", "a node or a process that the scheduler or the framework found dead",
+         r"\bnode failure on |(node|actor|owner)(died|crashed)error|workercrashederror|(actor"
+         r"|worker) died unexpectedly|\bnode (has )?(crashed|died)\b|\bnode \S+ (is )?(down|not responding)\b",
+         Cause.KILLED, WAIT, WAIT, "Slurm, srun(1); Ray, exceptions"),
     Rule("killed", "a process that somebody killed",
          r"signalexception: process \d+ got signal|(terminated|died|reports|exited|killed) (with|by)?( signal)?[ :<(]*"
          r"(signals\.)?sig(kill|term|hup|int)\b|killed by signal: (terminated|hangup|interrupt)"
          r"|(exit ?code|exit status|return ?code)\W{0,4}(-(1|2|9|15)|129|130|137|143)\b|cancelled at \d"
          r"|signal (1|2|9|15) \(sig\w+\) received|(received|caught|got) (a )?(signals?[ .:]*)?(15|sig(term|int|hup))\b"
-         r"|^(killed|terminated|hangup)$|: line \d+: +\d+ (killed|terminated|hangup)\b",
+         r"|^srun: error: \S+ tasks? [\d,-]+: (killed|terminated|hangup)|^(killed|terminated|hangup)$"
+         r"|: line \d+: +\d+ (killed|terminated|hangup)\b",
          Cause.KILLED, WAIT, WAIT, "signal(7)"),
     Rule("interrupt", "an interrupt, by a person or by a library that could not start", r"^keyboardinterrupt\b",
          Cause.KILLED, WAIT, WAIT, "Python, KeyboardInterrupt; OpenBLAS"),
@@ -507,18 +545,21 @@ HOST: tuple[Rule, ...] = (
          r"|cannot allocate memory|std::bad_alloc|"
          + _errno("12") + r""
          r"|not enough memory|oom.kill|out.of.memory (handler|killer)|out of memory: killed|low on memory"
-         r"|exceeded (job|step) memory limit|unable to mmap"
+         r"|exceeded (job|step) memory limit|unable to mmap(?![^\n]*\((?!12\))\d+\))"
          r"|dataloader worker.{0,60}(killed by signal: killed|exited unexpectedly)"
-         r"|unable to allocate .{1,40} for an array",
+         r"|unable to allocate .{1,40} for an array|objectstorefullerror",
          Cause.OOM, RESTART, ONCE, ERRNO),
+    Rule("bus-error", "memory that was mapped and is not there, as /dev/shm or a disk is full, or a file was cut",
+         r"\bsigbus\b|\bbus error\b|(exit ?code|exit status|return ?code)\W{0,4}(-7|135)\b", Cause.OOM, MOVE, ONCE,
+         "mmap(2), signal(7)"),
     Rule("teardown", "a crash of the interpreter as it ended",
          r"at interpreter shutdown|interpreter is (shutting|finalizing)|terminate called without an active exception"
-         r"|_enter_buffered_busy|finalizing \(tstate|py_finalize|cuda.{0,20}driver shutting down",
+         r"|_enter_buffered_busy|finalizing \(tstate|py_finalize|(cuda|hip).{0,20}driver shutting down",
          Cause.TEARDOWN, RESTART, ONCE, "CPython, Py_FinalizeEx"),
     Rule("gpu-other", "an error of CUDA, HIP or the driver that is not known to be a bug",
          r"\b(cuda|cudart|hip|triton)( runtime| driver)? (error|failure)|\b(cuda|hip)error[a-z]|\bcuda_error_"
          r"|npu function error|acl (stream|device|call)[^\n]{0,20} failed|(level_zero backend|native api) failed"
-         r"|^runtimeerror: ur error|\bnrt_\w+ status|synstatus",
+         r"|^runtimeerror: ur error|\bnrt_\w+ status|synstatus|\bhsa_status_error",
          Cause.HARDWARE, MOVE, ONCE, ACCELERATORS),
 )  # fmt: skip
 

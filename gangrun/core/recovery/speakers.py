@@ -39,7 +39,8 @@ _FABRIC = re.compile(
 )
 _GANG = re.compile(
     r"/job:\w+/(replica|task):\d|collective(reduce|gather|bcast|allto|_?ops| ?executor)|coordination ?service"
-    r"|jax distributed service|\bei00\d\d\b|horovod(internalerror|shutdown)|remote target unknown_target"
+    r"|jax distributed service|\bei00\d\d\b|horovod(internalerror|shutdown| has been shut ?down)"
+    r"|remote target unknown_target"
 )
 _SERVICE = re.compile(
     r"(?<![\w/])(s3a?|gs|gcs|hdfs|viewfs|abfss?|wasbs?|az|adl|oss|obs|cos|hf|swift|mongodb|redis|etcd|kafka)://"
@@ -107,9 +108,12 @@ PLACES: dict[tuple[Speaker, Event], str] = {
     (Speaker.SERVICE, Event.UNOPENED): "service-other",
     (Speaker.SERVICE, Event.OTHER): "service-other",
     (Speaker.FILES, Event.DAMAGED): "damaged-file",
+    (Speaker.FILES, Event.REFUSED): "storage-other",
+    (Speaker.FILES, Event.UNOPENED): "storage-other",
 }
 # A library raises these for a wrong use of it.
 _WRONG_USE = re.compile(r"[\w.]*(assertion|validation|notimplemented|type|value)error\b")
+_OF_SYSTEM = re.compile(r"(os|io|runtime)error: [^\n]*\b(open|create|write)")
 # What is written and lived through, and lines of a stack, which name whoever was called.
 _LIVED = re.compile(
     r"\bwarn(ing)?\b|\bignored\b|\binfo\b|\bdebug\b|fall(ing)? ?back|caught signal|\[0x[0-9a-f]+\]\s*$"
@@ -170,7 +174,8 @@ def place(text: str, traceback: str = "") -> str:
     speaker, event = speaker_of(text, traceback), event_of(text)
     if speaker is None or event is None:
         return ""
-    if event not in {Event.DAMAGED, Event.LOST} and (_WRONG_USE.match(text) or _named(text) is None):
+    is_file = speaker is Speaker.FILES and _OF_SYSTEM.match(text)
+    if event not in {Event.DAMAGED, Event.LOST} and not is_file and (_WRONG_USE.match(text) or _named(text) is None):
         return ""  # any library raises errors for a wrong use of it
     return PLACES.get((speaker, event), "")
 

@@ -16,7 +16,8 @@ Keys with a default: ``apart`` (ms between ranks that fall), ``others`` (ms afte
 ranks fall with the second text; below 0: before it; none: they wait until they are stopped), ``others exit``,
 ``slow end`` (ms from the error's writing to the process's end, of the first that falls), ``oom`` (the cgroup killed
 it), ``stall`` (s without progress until the watch speaks), ``stacks`` (``frame / frame of the others``), ``behind``
-(steps by which the ranks that hang are behind).
+(steps by which the ranks that hang are behind), ``script ended`` (``yes``: each rank had
+run the script to its end and reported that; then the processes of those that fall crashed, and the others end with 0).
 
 What is expected: ``restarts`` (``1`` or ``0-2``), ``outcome`` (``succeeds``, ``fails`` or ``fails script``), ``leave
 out`` (``sick``: that node is excluded; ``aside``: it is, or holds no rank in the end; ``none``). By default ``sick``
@@ -33,7 +34,7 @@ from pathlib import Path
 
 KEYS = frozenset(
     {"name", "source", "class", "sticks", "falls", "step", "exit", "apart", "others", "others exit", "slow end", "oom"}
-    | {"stall", "stacks", "behind", "restarts", "outcome", "leave out"}
+    | {"stall", "stacks", "behind", "script ended", "restarts", "outcome", "leave out"}
 )
 CLASSES = (
     "usage", "code", "gpu memory", "foreign process", "host memory", "device", "cpu", "local disk", "storage",

@@ -57,6 +57,7 @@ EVENTS_MAX_COUNT = 3000
 REPORTED_AFTER_S = 0.02  # from a rank's end to the supervisor
 KILLED_AFTER_S = 0.01  # from the supervisor's word to the ranks' end
 REMARKS_COUNT = 5  # innocent lines that each rank writes before
+FINISHED_AFTER_S = 0.3  # the other ranks, from the first that falls once the script is over
 SHOWN_AFTER_S = 60.0  # a rank trains so long before it falls
 
 
@@ -119,6 +120,7 @@ def play(case: Case, spares: int, *, tests: bool = True, turn: int = 0, remarks:
 class _World:
     def __init__(self, case: Case, spares: int, tests: bool, turn: int, remarks: int) -> None:
         self.case, self.turn, self.remarks = case, turn, remarks
+        self.has_ended = case.header.get("script ended") == "yes"
         self.life = Life(GANG_NODES, RANKS_PER_NODE, Policy(can_requeue=True, test_suspects=tests))
         self.life.names = [f"n{number}" for number in range(GANG_NODES + spares)]
         self.fresh = count(10)
@@ -139,7 +141,7 @@ class _World:
         state = self.life.state
         ended = [record for record in state.attempts if record.outcome not in {"", "succeeded", "requeued"}]
         return Played(
-            tuple(record.outcome for record in ended),
+            (*(record.outcome for record in ended), *(["teardown"] if state.attempt.crashed_count else [])),
             self.launched - 1,
             state.phase is Phase.SUCCEEDED,
             state.ending.failure.value if isinstance(state.ending.failure, Failure) else "",
@@ -261,11 +263,13 @@ class _World:
             written = at + index * apart_s
             ends = written + (slow_s if index == 0 else 0.005)
             if code == 0:
-                self.finished[rank] = ends
-                self._at(ends + REPORTED_AFTER_S, RankFinished(attempt, rank, self.holders[rank], ends, step))
+                self._finish(attempt, rank, ends, step)
             elif header.get("exit") != "none":
                 oom = header.get("oom") == "yes" and index == 0
                 self._end(attempt, self._exit(rank, code, number, oom, self.case.text, ends, written, step))
+        for rank in self.holders if self.has_ended and "others" not in header else ():
+            if rank not in fallers:
+                self._finish(attempt, rank, at + FINISHED_AFTER_S, step)
         if "others" in header and header["others"] != "none":
             self._others(attempt, step, at + self.case.number("others") / 1000, fallers)
         if "stall" in header:
@@ -277,10 +281,17 @@ class _World:
         others = [rank for rank in reversed(self.holders) if rank not in fallers and rank not in silent]
         for index, rank in enumerate(others):
             written = at + 0.004 * index
+            if code == 0:
+                self._finish(attempt, rank, written + 0.005, step)
+                continue
             self._end(
                 attempt,
                 self._exit(rank, code, number, False, self.case.others_text, written + 0.005, written, step),
             )
+
+    def _finish(self, attempt: int, rank: int, at: float, step: int) -> None:
+        self.finished[rank] = at
+        self._at(at + REPORTED_AFTER_S, RankFinished(attempt, rank, self.holders[rank], at, step))
 
     def _end(self, attempt: int, rank_exit: RankExit) -> None:
         self.ending[rank_exit.rank] = rank_exit
@@ -296,7 +307,8 @@ class _World:
         tail = telling([*self._remarks(rank), *(line for line in lines if line not in told)])
         written_at = written if lines else 0.0
         return RankExit(
-            rank, self.holders[rank], code, number, oom, False, error, at, step, tail, written_at
+            rank, self.holders[rank], code, number, oom, False, error, at, step, tail, written_at,
+            script_ended=self.has_ended,
         )  # fmt: skip
 
     def _remarks(self, rank: int) -> list[str]:

@@ -15,13 +15,12 @@ from tests.core.judgement.player import play
 from tests.core.judgement.test_judgement import FOLDERS, KNOWN_WRONG
 
 DOCS_PAGE = Path(__file__).parents[3] / "docs" / "judgement.md"
-# A GPU that another process holds for a while (two); a proxy that cuts connections; a kernel's fault that the runtime
-# calls one of the hardware; a damaged input file that the ranks of one node read.
+# A GPU that another process holds for a while (two); a proxy that cuts connections; a damaged input file that the
+# ranks of one node read.
 KNOWN_EXCLUDED = {
     "foreign-process-gone-at-the-next-try",
     "foreign-process-all-devices-busy-left-by-last-job",
     "network-connection-abort-through-the-proxy",
-    "device-hsa-queues-of-a-node-abort-together",
     "storage-cgns-reads-children-that-do-not-match",
 }
 ALL = [case for folder in FOLDERS for case in read_all(folder)]

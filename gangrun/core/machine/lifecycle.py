@@ -145,6 +145,7 @@ _OF_RANKS = (
 _NO_RANKS: Row = {kind: Refusal("no rank of this attempt was started") for kind in _OF_RANKS}
 _NO_STOP: Row = {kind: Refusal("no gang is being stopped") for kind in (e.GangStopped, e.StopTimedOut)}
 _NO_CHOICE: Row = {
+    e.StepHeld: Late("nothing is being sealed now"),
     e.AttemptSealed: Late("nothing is being sealed now"),
     e.ResumeChosen: Late("no resume point is being chosen now"),
     e.NoneValid: Late("no resume point is being chosen now"),

@@ -184,8 +184,8 @@ failures.** The rules changed where a fact could be stated without the case:
 - NCCL's warning before a chain of returned errors tells what failed, also if only the part that wrote it is known.
 - A system call that fails in NCCL for all ranks, before the first step, is the environment's: no rank was lost.
 - If all ranks of one node are killed twice, and no others, a rank of it moves, whether a text says so or not.
-- Each error of the published tables of CUDA, HIP and HSA has a row. An exception of an AMD queue is what an illegal
-  memory access is on CUDA.
+- More errors of the published tables of CUDA, HIP and HSA have a row, which tells a wrong use from a sick device. An
+  exception of an AMD queue is what an illegal memory access is on CUDA.
 - The number of a failed `mmap` tells memory from storage. A library for files that cannot open one means storage.
 - A write that failed has the reason that a program beside it names, if that is a lack of room.
 - What a scheduler or a framework calls a dead node or process was killed.

@@ -113,8 +113,8 @@ def request_of(
 
     torchrun = {spelled: options[name] for spelled, name in TORCHRUN_ONLY.items() if options[name] is not None}
     for meaning, why in (
-        (NEEDLESS, "because it starts and connects the ranks itself"),
-        (LACKED, "because it has nothing like it; a torchrun line with --per-node does it"),
+        (NEEDLESS, "because gangrun starts and connects the ranks itself"),
+        (LACKED, "because gangrun has nothing like it; a torchrun line with --per-node does it"),
     ):
         if names := named(torchrun, TORCHRUN, meaning):
             click.echo(f"gangrun: {', '.join(names)} ignored, {why}", err=True)

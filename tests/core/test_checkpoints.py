@@ -121,6 +121,9 @@ def test_committed_and_none_valid_stops_the_run() -> None:
         "step 7: checksum of x is wrong); not starting again from zero"
     )
     assert [p.step for p in choice.passed_over] == [9, 8, 7]
+    assert choose([bad(7)], AUTO).reason.startswith(
+        "the only committed checkpoint may not be resumed from (passed over"
+    )
 
 
 @pytest.mark.parametrize("there", [[], [unfinished(20)], [alien(3)]])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gangrun.checkpoint.formats.framework_directory import judge_single
 from gangrun.checkpoint.store import Depth
 from gangrun.core.checkpoints.resume import Chosen, FromZero, NothingValid, ResumeRequest
 from gangrun.core.model import Level
@@ -106,6 +107,12 @@ def test_the_step_is_the_one_inside_as_a_logged_metric_may_name_the_file(tmp_pat
     listed = [(one.step, os.path.basename(one.path)) for one in room(out, "auto").survey(Depth.ALL)]
     assert listed == [(500, "epoch=0-step=1.ckpt"), (400, "epoch=3-val_loss=0.20.ckpt")]
     assert not (out / "last.ckpt").exists(), "none was there"
+
+
+def test_a_file_of_another_program_is_said_to_hold_no_step(tmp_path: Path) -> None:
+    torch.save({"a": 1}, tmp_path / "x.ckpt")
+    judged = judge_single(str(tmp_path / "x.ckpt"), 21, frameworks_of("lightning")[0])
+    assert (judged.level, judged.why) == (None, "it holds no global_step, as each checkpoint of Lightning does")
 
 
 def test_a_whole_one_is_verified_by_its_checksums(tmp_path: Path) -> None:

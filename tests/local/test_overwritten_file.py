@@ -111,7 +111,7 @@ def test_without_a_copy_the_run_stops_and_says_why(box: Box) -> None:
     assert box.end(LONG_S) not in (0, 130), box.told()
     assert begun_after(box) == [0], "it does not begin again at step 0"
     reason = box.status()["reason"]
-    assert "none of 1 committed checkpoint may be resumed from" in reason and "latest.pt (" in reason
+    assert "the only committed checkpoint may not be resumed from" in reason and "latest.pt (" in reason
     assert "not starting again from zero; to begin anew, move latest.pt away" in reason
     assert os.path.getsize(box.work / "latest.pt") > 0 and not box.work.joinpath("latest.pt.1").exists()
 

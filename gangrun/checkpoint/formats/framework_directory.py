@@ -81,8 +81,11 @@ def judge_single(path: str, step: int, framework: Framework, tick: Tick | None =
         return judged_file
     facts = facts_of(path, framework.facts_keys)
     flaw = framework.flaw((), facts)
-    if facts.get(framework.step_key) != step:
-        flaw = f"it tells {framework.step_key} {facts.get(framework.step_key)}, and not step {step}"
+    told = facts.get(framework.step_key)
+    if told is None:
+        flaw = f"it holds no {framework.step_key}, as each checkpoint of {framework.title} does"
+    elif told != step:
+        flaw = f"it tells {framework.step_key} {told}, and not step {step}"
     return replace(judged_file, level=None, why=flaw) if flaw else judged_file
 
 

@@ -209,7 +209,8 @@ def _nothing_valid(
     committed = [c for c in in_use if c.committed]
     if committed:
         of_these = [p for p in passed if any(p.path == c.path for c in committed)]
-        head = f"none of {_count(len(committed), 'committed checkpoint')} may be resumed from"
+        head = f"none of {len(committed)} committed checkpoints may be resumed from"
+        head = head if len(committed) > 1 else "the only committed checkpoint may not be resumed from"
         return NothingValid(f"{head}{_passed_words(of_these)}; not starting again from zero", tuple(passed))
     if best_step >= 0:
         head = f"{step_words(best_step)} was committed according to the journal but no committed checkpoint exists now"

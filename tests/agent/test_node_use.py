@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.agent.ranks.observe import NodeRoom, anonymous_bytes, busy_s, open_files, queued_s, use_of_node
+from gangrun.agent.ranks.observe import NodeRoom, anonymous_bytes, busy_s, open_files, scheduled, use_of_node
 from gangrun.core.recovery.standing import IDLE_CPU_RATE
 from gangrun.node.processes import read_proc
 from tests.waiting import until
@@ -146,4 +146,4 @@ def test_a_rank_that_gets_next_to_no_cpu_is_not_idle_and_one_that_sleeps_is() ->
             return wanted > 0.5 and slept < IDLE_CPU_RATE
 
         until(told, 30, lambda: f"one that works and one that sleeps: {seen}")
-        assert queued_s(starved.pid) > 1 > queued_s(asleep.pid)
+        assert scheduled(starved.pid)[1] > 1 > scheduled(asleep.pid)[1]

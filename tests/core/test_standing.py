@@ -106,16 +106,31 @@ def test_a_hang_does_not_teach_its_own_place(node: Node) -> None:
 
 
 def test_time_in_which_a_rank_waits_for_a_cpu_does_not_count_up_to_half_of_all(node: Node) -> None:
-    node.look = replace(node.look, queued_s=300.0)
-    assert node.stays(60, 9, queued_s=300.0) is not None
-    crowded = node.second(queued_s=315.0)
+    node.look = replace(node.look, scheduled=(0.0, 300.0))
+    assert node.stays(60, 9, scheduled=(0.0, 300.0)) is not None
+    crowded = node.second(scheduled=(0.0, 315.0))
     assert crowded is not None and crowded.stood_s == 60.5 - 15
-    crowded = node.second(queued_s=400.0)
+    crowded = node.second(scheduled=(0.0, 400.0))
     assert crowded is not None and crowded.stood_s == 61.5 / 2, "a call that never returns is found all the same"
-    again = node.stays(30, 8, queued_s=400.0)
+    again = node.stays(30, 8, scheduled=(0.0, 400.0))
     assert again is not None and again.stood_s == 29.5, "what it waited for before this stay is over"
-    again = node.second(queued_s=0.0)
+    again = node.second(scheduled=(0.0, 0.0))
     assert again is not None and again.stood_s == 30.5, "it cannot be read any more"
+
+
+def test_a_wait_for_a_cpu_that_still_lasts_does_not_count_either(node: Node) -> None:
+    """The kernel counts it once it is over."""
+    for second in range(10):
+        node.stays(1, 9, scheduled=(float(second), 5.0), state="R")
+    node.look = replace(node.look, scheduled=(10.0, 5.0), exact_since=node.now)
+    for _ in range(30):
+        node.second()
+    assert node.stand is not None and node.stand.stood_s == 15, "it has not run: half of all"
+    stand = node.second(scheduled=(40.0, 5.0), state="S")
+    assert stand is not None and stand.stood_s == 31, "it ran all the time, and was looked at in between"
+    for _ in range(5):
+        stand = node.second(scheduled=(0.0, 0.0), state="R")
+    assert stand is not None and stand.stood_s == 36, "this kernel counts neither"
 
 
 def test_collectives_that_another_thread_issues_are_motion(node: Node) -> None:

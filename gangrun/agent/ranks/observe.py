@@ -112,15 +112,16 @@ def busy_s(procs: Sequence[Proc]) -> float:
     """CPU time that they had, and that their main threads wanted: on a crowded node a rank that works may get next to
     none, and is not idle. Other threads do not count, since those of gloo and of the sampler wake up without work.
     """
-    return sum(one.cpu_ticks / TICKS_PER_S + queued_s(one.pid) for one in procs)
+    return sum(one.cpu_ticks / TICKS_PER_S + scheduled(one.pid)[1] for one in procs)
 
 
-def queued_s(pid: int) -> float:
-    """How long its main thread was ready to run, and no CPU took it; 0 if the kernel does not count that."""
+def scheduled(pid: int) -> tuple[float, float]:
+    """How long its main thread ran, and was ready to run while no CPU took it; 0 if the kernel does not count that."""
     try:
-        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+        ran_ns, queued_ns = Path(f"/proc/{pid}/schedstat").read_bytes().split()[:2]
+        return int(ran_ns) / 1e9, int(queued_ns) / 1e9
+    except (OSError, ValueError):
+        return 0.0, 0.0
 
 
 HELD_S = 2.0  # a sampler that has seen the main thread leave its call lately says enough
@@ -158,7 +159,7 @@ def look_at(rank: WatchedRank, sample: RankSample, now_ns: int) -> Look | None:
         io_bytes=io_bytes,
         told_count=sample.slot_writes_count + (0 if counts else sample.output_bytes),
         looks=(words[place_page.W_LOOKS], words[place_page.W_WAITS]),
-        queued_s=queued_s(rank.proc.pid),
+        scheduled=scheduled(rank.proc.pid),
     )
 
 

@@ -100,7 +100,7 @@ class Look:
     io_bytes: int
     told_count: int  # of what it reports or prints
     looks: tuple[int, int] = (0, 0)  # of its sampler so far, and those at which it waited for other ranks
-    queued_s: float = 0.0  # for which its main thread was ready to run, and no CPU took it
+    scheduled: tuple[float, float] = (0.0, 0.0)  # its main thread so far: seconds that it ran, and waited for a CPU
 
 
 @dataclass(slots=True)
@@ -123,6 +123,8 @@ class _Row:
     idle: bool = False  # until a window has shown it
     mark: float = -1.0  # when the stay began
     queue: tuple[float, float] = (0.0, 0.0)  # since when it stands, and how long it had waited for a CPU by then
+    scheduled: tuple[float, float] = (0.0, 0.0)
+    scheduled_at: float = 0.0  # when that was last another one, or the rank did not want to run
 
 
 @dataclass(slots=True)
@@ -205,10 +207,13 @@ def _without_queue(row: _Row, look: Look, since: float, now: float) -> float:
     """How long it has stood. On a crowded node a call of a second may wait a minute for a CPU: such time does not
     count, up to half of all, so that a call which never returns is found before the others' collectives time out.
     """
+    if look.state != "R" or look.scheduled != row.scheduled or not look.scheduled[0]:  # 0: the kernel counts nothing
+        row.scheduled, row.scheduled_at = look.scheduled, now
+    waited_s = look.scheduled[1] + now - row.scheduled_at  # the kernel counts a wait once it is over
     if since != row.queue[0]:
-        row.queue = since, look.queued_s
+        row.queue = since, waited_s
     stood_s = max(0.0, now - since)
-    queued_s = max(0.0, look.queued_s - row.queue[1])  # 0 if it cannot be read any more
+    queued_s = max(0.0, waited_s - row.queue[1])  # 0 if it cannot be read any more
     return stood_s - min(queued_s, QUEUED_MAX_SHARE * stood_s)
 
 

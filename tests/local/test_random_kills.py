@@ -71,7 +71,9 @@ def test_whatever_is_killed_while_it_saves_a_whole_step_is_there_and_the_newest(
     box.environment |= {"KILLS": told}
     blows = Blows(told)
     script = box.script(SCRIPT)
-    box.start("--nproc-per-node", "2", "--memory-checkpoints", "--checkpoint-dir", saves, script, saves)
+    box.start(
+        "--nproc-per-node", "2", "--memory-checkpoints", "--flush-every", "1", "--checkpoint-dir", saves, script, saves
+    )  # fmt: skip
     struck = -1
     while (seen := until(lambda: ended(box) or blows.flush_due(saves), 150 + 60 * ROUNDS, box.told)) != "0":
         if seen.isalpha():

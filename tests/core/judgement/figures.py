@@ -193,6 +193,12 @@ failures.** The rules changed where a fact could be stated without the case:
 The player now sends what Python reports as it ends the script (`script ended` in a case). Two teardown cases say so,
 and one of them allows a run without a restart.
 
+The *ninth held-out* cases were collected in the same way, by another author, 32 of 127 with a sick node. **Played
+once, with the rules as they are now, they gave: cause 87.4 %, node 100 % (99.2 % with a spare), restarts 99.2 %,
+outcome 100 %, everything 87.4 %; no healthy node was excluded, and none of 32 sick nodes was left in (1 with a
+spare).** The rules before had given 86.6, 99.2, 99.2, 99.2 and 85.8 %. So what a run does is nearly always right for
+failures that nobody has seen yet, and the name of the cause is right for seven of eight.
+
 Each rank, healthy or not, first writes five of 75 lines that libraries and launchers write on healthy nodes, such as a
 device that NCCL does not find; one of them stands on one healthy node only.
 
@@ -238,6 +244,7 @@ def page(known_wrong: Mapping[str, Sequence[str]]) -> str:
     folders["sixth held out"] = played_all("held_out_6")
     folders["seventh held out"] = played_all("held_out_7")
     folders["eighth held out"] = played_all("held_out_8")
+    folders["ninth held out"] = played_all("held_out_9")
     runs = {name: [run for runs in of.values() for run in runs] for name, of in folders.items()}
     named = [f"- {why}: {', '.join(f'`{name}`' for name in sorted(names))}" for why, names in known_wrong.items()]
     return PAGE.format(

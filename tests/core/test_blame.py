@@ -509,9 +509,10 @@ def test_a_report_without_signature_gets_one_from_its_words() -> None:
     assert again.final and again.sentence.endswith("another attempt would fail too")
 
 
-def test_poor_hardware_that_ranks_fell_on_twice_goes() -> None:
+@pytest.mark.parametrize("signal", [7, 11])
+def test_poor_hardware_that_ranks_fell_on_twice_goes(signal: int) -> None:
     poor = NodeFinding("n1", "gpu_clock", False, "slow", 9.0, poor=True)
-    evidence = Evidence(exits=(fell(signal=11),), findings=(poor,))
+    evidence = Evidence(exits=(fell(signal=signal),), findings=(poor,))
     verdict = judge(evidence, suspicion={"n1": 1, "n2": 4}, nodes_count=3)
     assert (verdict.blamed, blame.on_doubt_only(verdict, evidence)) == (("n1",), ("n1",))
     assert verdict.sentence.endswith("n1 was suspected for the 2nd time, so it is blamed")

@@ -56,7 +56,7 @@ def fall(life: Life, node: str = "n1") -> None:
     """The gang stops for a signal that nobody explains, on poor hardware."""
     life.mark(life.state.checkpoints.observed_step + 10)
     life.on(poor(node))
-    life.exit(0, signal=7)
+    life.exit(0, signal=11)
     life.stopped()
 
 
@@ -239,7 +239,7 @@ def test_a_suspect_is_tested_while_the_pause_before_the_next_try_runs() -> None:
     go_on(life)
     life.on(NodeChecked("n1", True, tested=CLEAN))
     life.on(poor("n2"))
-    life.exit(0, signal=7)
+    life.exit(0, signal=11)
     life.stopped()
     assert life.phase is Phase.WAITING, life.reason
     assert life.actions == (CheckNodes(("n2",), device_test.THOROUGH),)
@@ -293,7 +293,7 @@ def test_who_is_tested_in_the_pause_before_the_next_try_is_asked_again_too() -> 
     go_on(life)
     life.on(NodeChecked("n1", True, tested=CLEAN))
     life.on(poor("n2"))
-    life.exit(0, signal=7)
+    life.exit(0, signal=11)
     life.stopped()
     assert (life.phase, life.state.underway.submitting) == (Phase.WAITING, False)
     assert taken_over(life) == (CheckNodes(("n2",), device_test.THOROUGH),)
@@ -326,7 +326,7 @@ def test_who_is_merely_the_first_to_fall_restarts_in_place_untested() -> None:
     assert (life.phase, life.state.health.suspicion) == (Phase.STARTING, {"n1": 1})
     life = Life(3, 1, policy=SLURM).running()
     life.on(poor("n1", "storage_space"))
-    life.exit(1, signal=7)
+    life.exit(1, signal=11)
     life.stopped()
     assert (life.phase, life.state.health.suspicion) == (Phase.STARTING, {"n1": 1}), "a poor file system says nothing"
 
@@ -334,7 +334,7 @@ def test_who_is_merely_the_first_to_fall_restarts_in_place_untested() -> None:
 def test_a_suspect_that_is_gone_is_not_asked() -> None:
     life = Life(3, 1, policy=SLURM).running()
     life.on(poor("n1"))
-    life.exit(0, signal=7)
+    life.exit(0, signal=11)
     life.on(FindingRaised(NodeFinding("n9", "xid", False, "of no node of ours", 0.0, True)))
     life.state = replace(
         life.state,

@@ -465,10 +465,14 @@ def traceback_told(evidence: Evidence) -> str:
     return _traceback_of(_first_to_fall(evidence))
 
 
+_OF_MAPPED = signatures.rule_signature("bus-error", Cure.ONCE, None)  # which an uncorrectable memory error raises too
+
+
 def _on_poor_hardware(verdict: Verdict, evidence: Evidence, scene: _Scene) -> Verdict:
     """Hardware that was poor just before is a sign against its node where nothing else says why; it is no proof."""
     poor = [one for one in evidence.findings if one.poor and not traits_of(one.check).is_storage]
-    if verdict.blamed or verdict.final or verdict.cause not in MAY_BE_HARDWARE or not poor:
+    may_be = verdict.cause in MAY_BE_HARDWARE or verdict.signature == _OF_MAPPED
+    if verdict.blamed or verdict.final or not may_be or not poor:
         return verdict
     shared = {name for names in shared_by_check(poor, scene.nodes_count, scene.policy).values() for name in names}
     held = scene.placement.nodes if scene.placement is not None else ()

@@ -503,7 +503,7 @@ class Silence:
         those that are left.
         """
         recently = now - self._timing.counter_still_s
-        lately = now - self._timing.leader_lease_s  # sooner than silence shows: a cut takes many at once
+        lately = now - self._overdue_s  # sooner than silence shows: a cut takes many, and not all at one moment
         alive, suspects, heard = roster_of(state.roster.nodes), self.suspects, self._beats.heard
         lately_lost = {n for n, suspect in suspects.items() if suspect.since > recently}
         nodes = state.roster.nodes

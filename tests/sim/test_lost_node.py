@@ -56,3 +56,17 @@ def test_a_node_that_stands_still_for_good_is_lost_although_its_kernel_answers()
     assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED, world.story()
     started = [record.at - world.began_at for record in world.checker.records if record.kind == "GangStarted"]
     assert len(started) == 2 and AT_S + 5.0 < started[1] < AT_S + 9.0, started
+
+
+@pytest.mark.parametrize("nodes", [3, 5])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_supervisor_that_is_cut_off_takes_no_other_node_for_lost(nodes: int, seed: int) -> None:
+    """All others fall silent, one after the other, and the agent beside the supervisor reaches none of them either."""
+    usual = Setup.of(nodes, script=Script(steps_count=150, victims_after_s=300.0))
+    setup = replace(usual, spares_count=1, pool_count=nodes + 1)
+    world = World(setup, FaultPlan().fail_at(AT_S, Kind.CUT, node=FIRST, for_s=20.0), seed)
+    outcome = world.run()
+    assert outcome.state is not None and outcome.state.phase is Phase.SUCCEEDED, world.story()
+    records = world.checker.records
+    assert [record.kind for record in records].count("TermTaken") == 2, "a node on the other side has taken over"
+    assert {record.event["node"] for record in records if record.kind == "NodeLost"} == {world.nodes[FIRST].name}

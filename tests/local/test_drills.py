@@ -201,9 +201,17 @@ def test_a_port_that_counts_errors_and_stays_up_is_told_of_and_no_host_is_left_o
     nothing_left(place)
 
 
-def test_the_host_of_the_supervisor_is_not_cut_off(place: Box) -> None:
+def test_a_supervisor_that_is_cut_off_is_replaced_and_takes_no_other_host_for_lost(place: Box) -> None:
     plan, host = place.folder / "plan.toml", f"{host_name()}-0"  # the first supervisor is there
     plan.write_text(f'[[drill]]\nkind = "cut"\nnode = "{host}"\n')
+    (one,) = drilled(place, "--plan", str(plan))
+    assert (one["concluded"], one["nodes"]) == ("node silent", [host])
+    nothing_left(place)
+
+
+def test_the_host_of_the_supervisor_is_not_stopped(place: Box) -> None:
+    plan, host = place.folder / "plan.toml", f"{host_name()}-0"
+    plan.write_text(f'[[drill]]\nkind = "stop-node"\nnode = "{host}"\n')
     done = place.gangrun("chaos", "--local", "--plan", str(plan), check=False)
     assert done.returncode == 2 and f"{host}: the supervisor is there; name another host" in done.stderr, done.stderr
     nothing_left(place)

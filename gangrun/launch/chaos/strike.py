@@ -299,10 +299,9 @@ class DrillStrike:
         return struck
 
     def _network(self) -> Struck:
-        """Not the supervisor's host: to a supervisor that is cut off all others are silent, and its journal says so."""
         if self.own is None or self.own.network is None:
             raise _cannot(self.drill.kind.value, "the run has no such network of its own")
-        one, network = self._rank_elsewhere(), self.own.network
+        one, network = self._rank(), self.own.network
         self.undo.callback(network.heal)
         if self.drill.kind is DrillKind.LATENCY:
             struck = self._struck(f"all packets from and to {one.node} delayed by {LATENCY_S:g} s", one.node)

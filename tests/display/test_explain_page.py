@@ -153,7 +153,7 @@ def suspected_beside_training(runs: Path) -> Builder:
         story.on(NodeChecked(node, True, tested=CLEAN))
     story.again().on(AgentJoined("s0", "i-s0", "b-s0", 2)).on(NodeChecked("s0", True, tested=CLEAN))
     story.on(FindingRaised(NodeFinding("n1", "xid", False, "XID 94 on gpu 1", poor=True)))
-    return story.exit(2, signal=7).stopped().again()
+    return story.exit(2, signal=11).stopped().again()
 
 
 def test_a_suspects_answer_is_told_while_others_train(runs: Path, gangrun: Call) -> None:

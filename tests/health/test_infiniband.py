@@ -245,7 +245,7 @@ def test_only_what_tells_of_the_link_itself_counts_against_a_node(name: str, cou
         assert (found.fatal, bool(life.state.roster.nodes["n1"].poor)) == (False, own)
         life.save(10 + attempt)
         assert life.phase is Phase.RUNNING, "nobody moves for it"
-        life.exit(rank, signal=7)
+        life.exit(rank, signal=11)
         life.stopped()
         assert (life.state.health.suspicion.get("n1", 0) > 0) is own, life.reason
         if own:

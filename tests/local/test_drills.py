@@ -157,7 +157,7 @@ def test_a_disk_of_ones_own_fails_in_a_mount_that_nobody_else_sees_and_is_whole_
     nothing_left(place)
 
 
-@pytest.mark.parametrize("kind", ["cut", "cut-one-way", "latency"])
+@pytest.mark.parametrize("kind", ["cut", "cut-one-way", "latency", "power-off"])
 def test_an_ordinary_user_cuts_and_slows_a_network_that_real_collectives_use(place: Box, kind: str) -> None:
     plan = place.folder / "plan.toml"
     limits = 'noticed = "5s", recovery = "10s"' if kind == "latency" else "steps_lost = 100000"

@@ -38,6 +38,7 @@ class DrillKind(Enum):
     KILL_SUPERVISOR = "kill-supervisor"
     STOP_SUPERVISOR = "stop-supervisor"
     STOP_NODE = "stop-node"
+    POWER_OFF = "power-off"
     FULL_DISK = "full-disk"
     READ_ONLY_DISK = "read-only-disk"
     STALLED_DISK = "stalled-disk"
@@ -138,6 +139,11 @@ KINDS: Mapping[DrillKind, DrillRow] = {
         simulated="SUSPEND_NODE",
         refusal="only a pretended host of --local can be stopped as a whole",
     ),
+    DrillKind.POWER_OFF: DrillRow(
+        "Takes the power of one pretended host: its network is silent and none of its processes runs on",
+        "node silent; the ranks restart without it", _any(Cause.NODE_SILENT), DrillPlace.LOCAL,
+        simulated="KILL_NODE", refusal="real nodes belong to others; --local has pretended hosts",
+    ),
     DrillKind.FULL_DISK: DrillRow(
         f"Fills the file system of the run directory{_FOR_A_WHILE}", _STALLED, _any(STORAGE_STALLED), DrillPlace.LOCAL,
         names_node=False, noticed_s=30.0, simulated="FS_FULL", refusal=_OWN_MOUNTS,
@@ -217,8 +223,9 @@ KINDS: Mapping[DrillKind, DrillRow] = {
 # ``PASSES`` are undone after a while: a run directory that cannot be written holds no record of that before.
 DISK_KINDS = frozenset({DrillKind.FULL_DISK, DrillKind.READ_ONLY_DISK, DrillKind.STALLED_DISK})
 MOUNT_KINDS = DISK_KINDS | {DrillKind.IB_DOWN}  # each needs a mount table of its own
-NETWORK_KINDS = frozenset({DrillKind.CUT, DrillKind.CUT_ONE_WAY, DrillKind.LATENCY})
-PASSES = DISK_KINDS | NETWORK_KINDS | {DrillKind.CLOCK_JUMP}
+_CUTS = frozenset({DrillKind.CUT, DrillKind.CUT_ONE_WAY, DrillKind.LATENCY})
+NETWORK_KINDS = _CUTS | {DrillKind.POWER_OFF}  # each needs a network of its own
+PASSES = DISK_KINDS | _CUTS | {DrillKind.CLOCK_JUMP}
 OWN_RUN_WORDS = (
     "With --local each drill strikes a run of its own: three pretended hosts of one rank each, of which two are enough."
     " For xid and ecc it is one host with four played GPUs, two or three ranks and one spare GPU."

@@ -111,8 +111,8 @@ class DrillStrike:
                 return self._kill_above()
             case DrillKind.KILL_SUPERVISOR | DrillKind.STOP_SUPERVISOR:
                 return self._signal_supervisor(_SIGNALS[self.drill.kind])
-            case DrillKind.STOP_NODE:
-                return self._stop_node()
+            case DrillKind.STOP_NODE | DrillKind.POWER_OFF:
+                return self._stop_node() if self.drill.kind is DrillKind.STOP_NODE else self._power_off()
             case DrillKind.FULL_DISK | DrillKind.READ_ONLY_DISK | DrillKind.STALLED_DISK:
                 return self._disk()
             case DrillKind.TORN_CHECKPOINT | DrillKind.FLIPPED_CHECKPOINT | DrillKind.MIXED_CHECKPOINT:
@@ -285,12 +285,9 @@ class DrillStrike:
     def _stop_node(self) -> Struck:
         """Not the supervisor's host: of the others one hears nothing, and that is the drill."""
         one, claim = self._rank_elsewhere(), self.reading.claim
-        assert one.pid is not None
-        warden = _above(one.pid, 2)
-        table = processes.process_table()
-        found = [] if warden is None else [warden, *processes.descendants([warden.pid], table)]
-        if not found or (claim is not None and claim.pid in {proc.pid for proc in found}):
-            raise UserError("gone", f"{one.node} changed before the drill began", "", UNKNOWN)
+        found = self._all_of_host(one)
+        if claim is not None and claim.pid in {proc.pid for proc in found}:
+            raise _changed(one.node)
         struck = self._struck(f"SIGSTOP to all {len(found)} processes of {one.node}", one.node)
         for proc in found:
             self.undo.callback(partial(processes.kill, proc, signal.SIGCONT))
@@ -298,10 +295,35 @@ class DrillStrike:
             processes.kill(proc, signal.SIGSTOP)
         return struck
 
-    def _network(self) -> Struck:
+    def _power_off(self) -> Struck:
+        """Its kernel sends nothing: first nothing leaves the host, then all that runs there stands still. At the end of
+        the drill that is killed before the network comes back, so nothing of it is ever heard again.
+        """
+        one, network = self._rank(), self._own_network()
+        found = self._all_of_host(one)
+        self.undo.callback(network.heal)
+        for proc in found:
+            self.undo.callback(processes.kill, proc, signal.SIGKILL)
+        struck = self._struck(f"power of {one.node} taken, with all {len(found)} processes there", one.node)
+        network.cut(one.node, one_way=False)
+        for proc in found:  # the warden first, as above
+            processes.kill(proc, signal.SIGSTOP)
+        return struck
+
+    def _all_of_host(self, one: RankStatus) -> list[processes.Proc]:
+        """The warden of the rank's pretended host, and all below it."""
+        warden = None if one.pid is None else _above(one.pid, 2)
+        if warden is None or not belongs(warden.pid, self._run):
+            raise _changed(one.node)
+        return [warden, *processes.descendants([warden.pid], processes.process_table())]
+
+    def _own_network(self) -> PlayedNetwork:
         if self.own is None or self.own.network is None:
             raise _cannot(self.drill.kind.value, "the run has no such network of its own")
-        one, network = self._rank(), self.own.network
+        return self.own.network
+
+    def _network(self) -> Struck:
+        one, network = self._rank(), self._own_network()
         self.undo.callback(network.heal)
         if self.drill.kind is DrillKind.LATENCY:
             struck = self._struck(f"all packets from and to {one.node} delayed by {LATENCY_S:g} s", one.node)
@@ -493,6 +515,10 @@ class _Save:
 
 def _cannot(what: str, why: str) -> UserError:
     return UserError("refused", f"{what}: {why}", "gangrun chaos --list shows what each kind needs")
+
+
+def _changed(node: str) -> UserError:
+    return UserError("gone", f"{node} changed before the drill began", "", UNKNOWN)
 
 
 def _above(pid: int, up: int) -> processes.Proc | None:

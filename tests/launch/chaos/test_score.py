@@ -60,7 +60,8 @@ def missed(one: DrillScore) -> list[str]:
         (Kind.KILL_AGENT, DrillKind.KILL_AGENT, "agent died"),
         (Kind.SICK, DrillKind.IB_DOWN, "hardware"),
         (Kind.CUT, DrillKind.CUT, "node silent"),
-        (Kind.KILL_NODE, DrillKind.STOP_NODE, "node silent"),
+        (Kind.SUSPEND_NODE, DrillKind.STOP_NODE, "node silent"),
+        (Kind.KILL_NODE, DrillKind.POWER_OFF, "node silent"),
     ],
 )
 def test_a_fault_that_restarts_all_ranks_is_scored_by_its_attempt(fault: Kind, kind: DrillKind, cause: str) -> None:

@@ -268,8 +268,9 @@ PROGRAM: tuple[Rule, ...] = (
     Rule("usage", "wrong arguments",
          r"^usage: |\berror: (unrecognized arguments|the following arguments are required|argument .+: )"
          r"|no such option: -|missing required (argument|option)|unrecognized arguments: "
-         r"|is not a valid model identifier|incorrect path_or_model_id",
-         Cause.USAGE, END, END, "argparse"),
+         r"|is not a valid model identifier|incorrect path_or_model_id"
+         r"|check batch related parameters\. train_batch_size",
+         Cause.USAGE, END, END, "argparse, DeepSpeed"),
     Rule("syntax", "a script that Python cannot read", r"^(syntaxerror|indentationerror|taberror)\b",
          Cause.USAGE, MOVE, END, "Python language reference"),
     Rule("library", "a shared library that is missing or too old",
@@ -439,7 +440,7 @@ GANG: tuple[Rule, ...] = (
          r"|stop_?waiting response|timed out after \d+ seconds waiting for clients)"
          r"|client socket has (timed out|failed to connect)|mpi_abort was invoked|mpi_err_\w+|fatal error in mpi_"
          r"|what\(\): +transport endpoint is not connected|\bc10d store has failed|rendezvousconnectionerror"
-         r"|brokenprocesspool",
+         r"|brokenprocesspool|timed out waiting \d+ms for (send|recv) operation to complete",
          Cause.VICTIMS_ONLY, MEET, MEET, GLOO_SOURCE),
     Rule("fabric-other", "an error of the network between nodes", PLACED, Cause.NETWORK, RESTART, ONCE,
          "MPI, UCX, libfabric"),
@@ -546,7 +547,8 @@ HOST: tuple[Rule, ...] = (
          + _errno("12") + r""
          r"|not enough memory|oom.kill|out.of.memory (handler|killer)|out of memory: killed|low on memory"
          r"|exceeded (job|step) memory limit|unable to mmap(?![^\n]*\((?!12\))\d+\))"
-         r"|dataloader worker.{0,60}(killed by signal: killed|exited unexpectedly)"
+         r"|dataloader (worker|process).{0,60}(killed by signal: killed|exited unexpectedly)"
+         r"|^srun: error: \S+ tasks? [\d,-]+: out of memory"
          r"|unable to allocate .{1,40} for an array|objectstorefullerror",
          Cause.OOM, RESTART, ONCE, ERRNO),
     Rule("bus-error", "memory that was mapped and is not there, as /dev/shm or a disk is full, or a file was cut",

@@ -147,7 +147,7 @@ def starts_unlooked() -> Swaps:
 def forgets_the_cancel() -> Swaps:
     """The word is heard and forgotten."""
 
-    def cancel(state: Any, *args: Any) -> Any:
+    def cancel(state: Any, *args: Any, **how: Any) -> Any:
         return stay(state, "cancelled, but who cares")
 
     return ((stopping, "cancel", cancel),)

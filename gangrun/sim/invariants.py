@@ -85,7 +85,7 @@ class Checker(Checks):
         self.safety = Safety(self)
         self.node_empty = NodeEmpty(self)
         self.exclusions = Exclusions(world, self.broken)
-        self._tiers = Tiers(world, plan, self.broken)
+        self._tiers = Tiers(world, lambda: self.plan, self.broken)
         self._big = world.setup.shape.nodes_count > BIG_NODES_COUNT
 
     def broken(self, which: str, what: str) -> None:

@@ -21,8 +21,8 @@ from gangrun.wire.record import Record
 class Tiers:
     """What attempts began from, and what may be resumed from beside the disk."""
 
-    def __init__(self, world: Cluster, plan: FaultPlan, broken: Callable[[str, str], None]) -> None:
-        """No attempt has begun."""
+    def __init__(self, world: Cluster, plan: Callable[[], FaultPlan], broken: Callable[[str, str], None]) -> None:
+        """No attempt has begun. ``plan``: of faults, which may be armed later."""
         self._world, self._plan, self._broken = world, plan, broken
         self._held_from: dict[int, int] = {}  # attempt -> the step in memory that it was to begin from
         self._began_from: dict[int, Key] = {}  # attempt -> its base
@@ -91,4 +91,4 @@ class Tiers:
     def _may_be_missed(self) -> bool:
         """Was there a fault so far for which a node may not be asked, or may not write?"""
         now = self._world.timeline.now
-        return any(fault.at_s <= now and fault.kind not in MISSES_NO_MEMORY for fault in self._plan)
+        return any(fault.at_s <= now and fault.kind not in MISSES_NO_MEMORY for fault in self._plan())

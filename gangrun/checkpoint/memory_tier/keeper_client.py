@@ -45,9 +45,9 @@ def _about(op: str, attempt: int, base: StepName | None) -> dict[str, object]:
 class KeeperClient:
     """A connection; what was begun and not finished when it closes is dropped."""
 
-    def __init__(self, name: str, within_s: float = ANSWER_WITHIN_S) -> None:
-        """``within_s``: for each answer."""
-        self._name, self._within_s = name, within_s
+    def __init__(self, name: str, within_s: float = 0.0) -> None:
+        """``within_s``: for each answer; 0: as long as answers may take."""
+        self._name, self._within_s = name, within_s or ANSWER_WITHIN_S
         self._unheard = ""  # why this connection is of no more use
         self._line = self._met()
 

@@ -168,7 +168,7 @@ def test_what_is_pinned_stays_until_who_pinned_it_wants_another_or_goes(meet: Me
     writer.put(third, "file", b"3" * 300)
     with pytest.raises(KeeperRefused, match="pass the limit"):
         writer.put(StepName(0, 4, "a" * 16), "file", b"4" * 300)
-    reader.pin(0, second)
+    reader.pin_one(second)
     assert set(names(reader)) == {2, 3}
     writer.whole(third)
     assert set(names(reader)) == {2, 3}

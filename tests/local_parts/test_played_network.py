@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 from tests.local_parts.network_hosts import LATE_S
-
-ROOT = Path(__file__).parents[2]
+from tests.local_parts.ordinary_user import answer_of
 
 
 def test_hosts_reach_each_other_unless_they_are_cut_off_or_slowed() -> None:
-    """As an ordinary user: root becomes one without rights, who keeps reading what root may read."""
-    ordinary = ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.getuid() == 0 else []
-    program = [sys.executable, str(ROOT / "tests" / "local_parts" / "network_hosts.py")]
-    done = subprocess.run(
-        [*ordinary, *program], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = answer_of("network_hosts.py")
     assert found["apart"] == 3, "each host and this process have networks of their own"
     assert found["whole"] == ["whole", "whole"]
     assert found["cut"] == ["", ""]

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
+from tests.local_parts.ordinary_user import answer_of
 
 
 def test_each_host_has_ports_of_its_own_at_the_usual_place() -> None:
-    """As an ordinary user: root becomes one without rights, who keeps reading what root may read."""
-    ordinary = ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.getuid() == 0 else []
-    program = [sys.executable, str(ROOT / "tests" / "local_parts" / "port_hosts.py")]
-    done = subprocess.run(
-        [*ordinary, *program], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = answer_of("port_hosts.py")
     assert found["unseen"], "neither mounts nor ports are seen by the process that made them"
     for host in (*found["up"], *found["down"]):
         assert set(host["classes"]) == {*found["classes"], "infiniband"} and host["net"] == found["net"]

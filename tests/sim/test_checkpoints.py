@@ -37,22 +37,28 @@ def test_what_those_that_are_left_hold_whole_is_never_passed_over(seed: int) -> 
     assert state is not None and state.phase is Phase.SUCCEEDED, world.story()
 
 
+def brought_at(world: World) -> list[float]:
+    """From now on, when nodes write what is in their memory."""
+    times: list[float] = []
+    bring = world.checkpoint_fs.bring
+
+    def noted(path: str, files: Collection[str]) -> str:
+        times.append(world.timeline.now)
+        return bring(path, files)
+
+    world.checkpoint_fs.bring = noted  # type: ignore[method-assign]
+    return times
+
+
 @pytest.mark.parametrize("lost", [0, 1])
 def test_one_that_is_lost_while_it_brings_its_part_is_done_without(lost: int) -> None:
     """What it holds another one holds, too, though it was not asked for it. The supervisor is on node 0."""
     plan = FaultPlan().fail_at(16.0, Kind.KILL_RANK, node=None, rank=2)
     world = world_of(plan, seed=1)
-    brought_at: list[float] = []
-    bring = world.checkpoint_fs.bring
-
-    def noted(path: str, files: Collection[str]) -> str:
-        brought_at.append(world.timeline.now)
-        return bring(path, files)
-
-    world.checkpoint_fs.bring = noted  # type: ignore[method-assign]
+    times = brought_at(world)
     once = world.run()
     assert once.state is not None and once.state.attempts[1].resumed_from_step == 8
-    rescued_at = next(at for at in brought_at if at > 16.0)  # the ones before are written while ranks train
+    rescued_at = next(at for at in times if at > 16.0)  # the ones before are written while ranks train
     again = world_of(plan.fail_at(rescued_at - BRING_S / 2, Kind.KILL_NODE, node=lost), seed=1)
     twice = again.run()
     assert twice.state is not None and twice.state.phase is Phase.SUCCEEDED, again.story()

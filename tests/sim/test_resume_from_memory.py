@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from gangrun.core.model import Phase, RunState
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
 from gangrun.sim.engine.clock import EPOCH_S
+from tests.sim.test_checkpoints import brought_at
 
 SCRIPT = Script(steps_count=40, checkpoint_every_count=0, memory_every_count=4)
 FALLS_AT_S = 16.0
@@ -38,19 +38,12 @@ def began_at(state: RunState) -> float:
 
 def test_ranks_that_stay_where_they_were_load_from_memory() -> None:
     world = world_of(QUIET)
-    brought_at: list[float] = []
-    bring = world.checkpoint_fs.bring
-
-    def noted(path: str, files: Collection[str]) -> str:
-        brought_at.append(world.timeline.now)
-        return bring(path, files)
-
-    world.checkpoint_fs.bring = noted  # type: ignore[method-assign]
+    times = brought_at(world)
     state = played(world)
     found = state.attempts[1].memory
     assert found is not None and (found.attempt, found.step) == (0, state.attempts[1].resumed_from_step)
     assert found.step > 0
-    assert not [at for at in brought_at if FALLS_AT_S <= at <= began_at(state)], "nothing is written before it begins"
+    assert not [at for at in times if FALLS_AT_S <= at <= began_at(state)], "nothing is written before it begins"
 
 
 def test_the_same_step_goes_through_the_disk_the_second_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,23 @@ def test_two_hosts_that_lost_their_power_cost_no_step_that_was_in_memory(
         assert "written to disk from the memory of" in told, told
         assert "2 files of lost nodes rebuilt from parity" in told, told
         cluster.declare_down(*lost)
+        said, _ = other.communicate(timeout=240)
+        assert other.returncode == 0, said
+        assert (run.steps / "final").read_text() == (tmp_path / "calm" / "steps" / "final").read_text()
+    cluster.assert_clean(20)
+
+
+def test_a_rank_that_dies_costs_no_step_and_no_way_through_the_disk(cluster: Cluster, run: Run, tmp_path: Path) -> None:
+    """Each of the two hosts has a copy of what the other one has, and both ranks stay where they were."""
+    train(run)
+    with calm(tmp_path / "calm", 2) as other:
+        wait(run, 0, 2)
+        os.kill(run.ranks()[1][1], signal.SIGKILL)
+        status = run.end(deadline_s=240)
+        assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 11]
+        told = " ".join(run.explain().split())
+        assert "resuming from step 11, which n[" in told and "have in memory" in told, told
+        assert "written to disk from the memory of" not in told
         said, _ = other.communicate(timeout=240)
         assert other.returncode == 0, said
         assert (run.steps / "final").read_text() == (tmp_path / "calm" / "steps" / "final").read_text()

@@ -92,7 +92,7 @@ def sentence(event: StepBrought | StepHeld) -> str:
     """In a person's words."""
     if isinstance(event, StepHeld):
         have = "has" if len(event.nodes) == 1 else "have"
-        return f"{fold(event.nodes)} {have} step {event.save.step} whole in memory, and the disk has nothing as new"
+        return f"{fold(event.nodes)} {have} step {event.save.step} whole in memory; no checkpoint on disk is as new"
     if event.step < 0:
         return event.why or "memory holds nothing newer than the disk"
     if event.why:

@@ -176,7 +176,8 @@ def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Poli
         if without:
             return _through_disk(state, now, policy, without)
         have = "has" if len(placed.nodes) == 1 else "have"
-        reason = f"resuming from step {memory.step}, which {fold(placed.nodes)} {have} in memory; without it: {reason}"
+        origin = f"resuming from step {memory.step}, which {fold(placed.nodes)} {have} in memory"
+        reason = f"{origin} (from the disk alone: {reason})"
     record = replace(
         state.attempts[-1], nodes=placed.nodes, started=now, resumed_from_step=chosen.step if chosen else None,
         memory=memory,

@@ -98,7 +98,7 @@ def metrics(
       gangrun metrics my-run --textfile /var/lib/node_exporter/my-run.prom --every 15s
       gangrun metrics my-run --port 9464
     """  # noqa: D301 - click reads the backspace
-    from gangrun.launch.metrics import serve, write_textfile
+    from gangrun.entry.metrics import serve, write_textfile
     from gangrun.runs.metrics import MetricsReader
 
     if every is not None and textfile is None:

@@ -59,6 +59,13 @@ def whole(least: int, why: str = "") -> Parser:
     return parse
 
 
+def port(value: object) -> Any:
+    """Number of a TCP port."""
+    from msgspec import Meta
+
+    return converted(value, Annotated[int, Meta(ge=1, le=65535)], "a port: a whole number from 1 to 65535")
+
+
 def one_of(*words: str) -> Parser:
     """Parser of one of these words, in any case."""
 

@@ -28,7 +28,7 @@ from gangrun.core.policy import HangPolicy, Policy, PolicyError, Timing, TrendPo
 from gangrun.core.text import counted
 from gangrun.errors import UserError
 from gangrun.frameworks.framework import AUTO, FILE, Framework, frameworks_of
-from gangrun.wire.spec import CheckpointSpec, HealthSpec, LogSpec, NotifySpec, RunSpec
+from gangrun.wire.spec import CheckpointSpec, HealthSpec, LogSpec, MetricsSpec, NotifySpec, RunSpec
 
 DEBUGGED_WITHIN_S = 30 * 86400.0  # ranks that have ended wait for one in a debugger
 # Where thousands of nodes load python from one file system the last of them take minutes.
@@ -455,6 +455,7 @@ def spec_of(settings: Mapping[str, Value], *, can_requeue: bool = False, **rest:
             services=tuple(one.partition("://")[0].lower() for one in settings["notify"].value),
             **fields_of(settings, "notify"),
         ),
+        metrics=MetricsSpec(**fields_of(settings, "metrics")),
         policy=policy if rest.get("debug_rank") is None else _for_a_person(policy, settings),
         **fields_of(settings, ""),
         **rest,

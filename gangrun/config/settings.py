@@ -298,5 +298,15 @@ SETTINGS: tuple[Setting, ...] = (
         "notify_every", TIME, OUTPUT, "Send at most one message per kind in TIME; attention is never held back",
         300.0, "notify.every_s", zero="each at once",
     ),
+    Setting(
+        "metrics_port", ValueKind(parsers.port, "PORT"), OUTPUT,
+        "Serve figures for Prometheus on PORT, on a job's first node", None, "metrics.port",
+        told_default="none",
+    ),
+    Setting(
+        "metrics_address", ValueKind(parsers.word, "ADDRESS"), OUTPUT,
+        "Address that --metrics-port listens on; 0.0.0.0 = all of the host's", "127.0.0.1", "metrics.address",
+        told_default="127.0.0.1, that host only",
+    ),
     Setting("log_per_rank", SWITCH, OUTPUT, "Also write a log file for each rank", False, "log.per_rank"),
 )  # fmt: skip

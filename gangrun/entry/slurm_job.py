@@ -37,7 +37,7 @@ from gangrun.display.live_view import LiveView
 from gangrun.entry.wiring import clock_of, disk_of
 from gangrun.errors import UserError
 from gangrun.launch.exclusive import refuse_lasting_company
-from gangrun.launch.notifier import Notifier
+from gangrun.launch.sidecars import Sidecars
 from gangrun.launch.slurm_batch_job import EXIT_CANCELLED, Allocation, allocation_of, note_stopped, srun_options
 from gangrun.launch.slurm_job_owner import EXIT_ELSEWHERE, EXIT_UNUSABLE, JobOwner
 from gangrun.node import processes
@@ -86,16 +86,16 @@ def main(words: list[str]) -> int:
         return _leave(EXIT_UNUSABLE, f"this is not the environment of a Slurm job: {error}")
     if taken == EXIT_ELSEWHERE or (isinstance(taken, int) and _has_ended(paths, disk)):
         return taken  # its own supervisor or job tells
-    notifier = Notifier.of(spec, paths, variables)
+    sidecars = Sidecars.of(spec, paths, variables, _say)
     if isinstance(taken, int):
-        notifier.over(taken, "a job of the run was cancelled in Slurm")
+        sidecars.over(taken, "a job of the run was cancelled in Slurm")
         return taken
     if command:
         spec = spec.with_line(JobLine(found.directory, tuple(command)))
     if why := _company(spec):
         told = f"nothing is started: {why}"
         note_stopped(paths, disk, taken.seq, told, Failure.SCRIPT)
-        notifier.over(EXIT_UNUSABLE, told)
+        sidecars.over(EXIT_UNUSABLE, told)
         return _leave(EXIT_UNUSABLE, told)
     view = LiveView(
         log_of=paths.node_log, live_of=lambda term: live_of(disk, paths, term), wall=clock.wall, out=sys.stdout
@@ -104,7 +104,7 @@ def main(words: list[str]) -> int:
     options = srun_options(submission)
     code = JobOwner(spec, paths, taken, allocation, variables, options, disk, clock, view).run()
     view.let_go()
-    notifier.over(code)
+    sidecars.over(code)
     return code
 
 

@@ -34,8 +34,8 @@ from gangrun.launch.create import make_run, put_in_index, unmade
 from gangrun.launch.debugging import DebugTerminal
 from gangrun.launch.exclusive import give_way, refuse_company
 from gangrun.launch.node_spec import warden_killed, warden_spec
-from gangrun.launch.notifier import Notifier
 from gangrun.launch.owner import LAST_LOOK_WITHIN_S, Cancelling, hears, in_background, shown, tell_json
+from gangrun.launch.sidecars import Sidecars, refuse_unusable_port
 from gangrun.node import processes
 from gangrun.runs.follow import JournalReplay
 from gangrun.runs.locate import entries_of
@@ -111,6 +111,7 @@ def _made(wish: ResolvedRequest) -> tuple[RunPaths, RunSpec]:
         rank_per_gpu=slots.are_gpus,
     )
     refuse_company(draft, lambda: entries_of(None))
+    refuse_unusable_port(draft.metrics)
     return make_run(disk, wish.runs_dir, draft, wall, wish.value("notify"))
 
 
@@ -212,16 +213,16 @@ def own(
     if over is not None and over.host != host:
         view.say(f"the run was on {over.host} before; its nodes keep their names: {', '.join(spec.nodes)}")
     job, seq = claimed.claim.job, claimed.claim.seq
-    notifier = Notifier.of(spec, paths, variables)
+    sidecars = Sidecars.of(spec, paths, variables, view.say)
     owner = launcher(
-        spec, paths, variables, view, job=job, seq=seq, terminal=terminal, spared=notifier.pids, on_host=on_host
+        spec, paths, variables, view, job=job, seq=seq, terminal=terminal, spared=sidecars.pids, on_host=on_host
     )
     code, signals = owner.run(), owner.cancelling.signals
     view.let_go()
     if as_json:
         tell_json(paths)
     heard_count = len(signals)
-    notifier.over(
+    sidecars.over(
         code, leaves=lambda: len(signals) > heard_count, say=lambda words: click.echo(f"gangrun: {words}", err=True)
     )
     return code

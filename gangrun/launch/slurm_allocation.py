@@ -30,8 +30,8 @@ from gangrun.entry.wiring import clock_of
 from gangrun.errors import SCHEDULER, UserError
 from gangrun.launch.create import make_run, put_in_index, unmade
 from gangrun.launch.exclusive import refuse_lasting_company
-from gangrun.launch.notifier import Notifier
 from gangrun.launch.owner import shown, tell_json
+from gangrun.launch.sidecars import Sidecars, refuse_unusable_port
 from gangrun.launch.slurm_ask import excuse, tools_of
 from gangrun.launch.slurm_batch_job import Allocation, allocation_of
 from gangrun.launch.slurm_job_owner import JobOwner
@@ -95,6 +95,7 @@ def run_in(held: HeldAllocation, wish: ResolvedRequest) -> int:
     draft = _draft(held, wish, wall)
     before = _begun(held, draft)
     if before is None:
+        refuse_unusable_port(draft.metrics)
         paths, spec = make_run(disk, wish.runs_dir, draft, wall, wish.value("notify"))
         write_submission(disk, paths, _submission(held, spec))
     else:
@@ -183,10 +184,10 @@ def _own(held: HeldAllocation, spec: RunSpec, paths: RunPaths, wish: ResolvedReq
         spec, paths, claimed.claim, allocation, wish.everything, (), disk, clock_of(), view, foreground=True,
         excuse=lambda: excuse(tools_of(wish.variables), allocation.job, allocation.restart),
     )  # fmt: skip
-    notifier = Notifier.of(spec, paths, wish.everything)
+    sidecars = Sidecars.of(spec, paths, wish.everything, view.say)
     code = owner.run()
     view.let_go()
     if request.as_json:
         tell_json(paths)
-    notifier.over(code)
+    sidecars.over(code)
     return code

@@ -16,7 +16,7 @@ import msgspec
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import IndexEntry
-from gangrun.adapters.fs.run_dir import RunPaths, read_notifications
+from gangrun.adapters.fs.run_dir import RunPaths, read_metrics_fault, read_notifications
 from gangrun.core.evidence import LOSS, NORM, SeenAlert, SeenAnomaly, SeenDataChange, SeenDivergence
 from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, Phase, RunState
 from gangrun.core.nodes.standing import active
@@ -347,7 +347,10 @@ def status_of(reading: RunSnapshot, now: float, saved: SavedOnDisk | None = None
         owner=_owner(reading), debug_rank=spec.debug_rank,
         created=spec.created_wall, last_sign=reading.last_sign(), directory=str(reading.paths.root),
         saves=saves_status(spec.checkpoint.directory, spec.run),
-        notes=(*_journal_notes(reading), *_without_room(reading), *lost_output(reading.paths), *_untold(reading)),
+        notes=(
+            *_journal_notes(reading), *_without_room(reading), *lost_output(reading.paths), *_untold(reading),
+            *_unserved(reading),
+        ),
     )  # fmt: skip
     if reading.state is not None:
         _add_state(status, reading, reading.state, now)
@@ -384,6 +387,13 @@ def _untold(reading: RunSnapshot) -> Iterator[str]:
         log = read_notifications(Disk(), reading.paths)
         if log.failed:
             yield f"{counted(log.failed, 'notification')} could not be sent: {log.why}"
+
+
+def _unserved(reading: RunSnapshot) -> Iterator[str]:
+    """While a run goes on: its figures for Prometheus are not served, and why."""
+    is_asked = reading.spec.metrics.port is not None and not reading.ended
+    if is_asked and (why := read_metrics_fault(Disk(), reading.paths)):
+        yield f"no figures for Prometheus: {why}; it is tried again every few seconds"
 
 
 def _unknown_resume(reading: RunSnapshot, state: RunState, live: Mapping[str, Any], now: float) -> Iterator[str]:

@@ -77,6 +77,13 @@ class NotifySpec(msgspec.Struct, frozen=True):
     every_s: float = 300.0  # at most one message of each kind
 
 
+class MetricsSpec(msgspec.Struct, frozen=True):
+    """Where the run's figures are served for Prometheus, beside its owner; ``port`` None: nowhere."""
+
+    port: int | None = None
+    address: str = "127.0.0.1"
+
+
 class JobLine(msgspec.Struct, frozen=True):
     """What the shell of one job makes of the run's command, and where it stood then."""
 
@@ -117,6 +124,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     health: HealthSpec = HealthSpec()
     policy: Policy = Policy()
     notify: NotifySpec = NotifySpec()
+    metrics: MetricsSpec = MetricsSpec()
     environment: dict[str, str] = {}  # --env and --env-file, secrets left out
     secret_names: tuple[str, ...] = ()  # names whose values travel by inheritance only
     created_wall: float = 0.0

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import stat
 import subprocess
 import threading
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -66,8 +69,16 @@ def follower(box: Box, *options: str) -> subprocess.Popen[str]:
     )
 
 
+def scraped(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        return answer.read().decode()
+
+
 def test_a_recovery_is_told_once_and_events_go_on_over_supervisors(box: Box, service: Service) -> None:
-    box.step(2, "--notify", service.url, steps=400, pace=0.02)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    box.step(2, "--notify", service.url, "--metrics-port", str(port), steps=400, pace=0.02)
     box.stepping()
     assert box.process is not None
     assert TOKEN.encode() not in Path(f"/proc/{box.process.pid}/cmdline").read_bytes()
@@ -77,6 +88,7 @@ def test_a_recovery_is_told_once_and_events_go_on_over_supervisors(box: Box, ser
     os.kill(box.pid_of(1), signal.SIGKILL)
     box.wait_for_step(5, attempt=1, deadline_s=60.0)
     box.until(lambda: any("recovered" in title for title in service.titles), "the recovery is told")
+    box.until(lambda: re.search(r"gangrun_recoveries_total{.*} 1", scraped(port)), "the recovery is counted")
     assert box.end() == 0
     told = [one.partition(" after")[0] for one in service.titles]
     assert told == ["train started", "train recovered", "train succeeded"]

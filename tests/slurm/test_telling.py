@@ -12,7 +12,7 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.harness import Run
 from tests.waiting import until
 
-TOKEN, PORT = "t0ken-that-nobody-may-see", 18733
+TOKEN, PORT, METRICS_PORT = "t0ken-that-nobody-may-see", 18733, 18734
 SERVICE = """
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -24,6 +24,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
 HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+SCRAPE = """
+import sys, urllib.request
+print(urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/metrics", timeout=30).read().decode())
 """
 
 
@@ -48,7 +52,7 @@ def test_a_batch_script_that_stops_before_gangrun_began_has_people_told(cluster:
 
 
 def test_a_submitted_run_is_told_by_its_batch_job(cluster: Cluster, run: Run) -> None:
-    run.step(1, 2, *options(run), stays=True)
+    run.step(1, 2, *options(run), "--metrics-port", str(METRICS_PORT), stays=True)
 
     def titles() -> list[str]:
         return [one["title"].partition(" after")[0] for one in messages(run)]
@@ -56,8 +60,11 @@ def test_a_submitted_run_is_told_by_its_batch_job(cluster: Cluster, run: Run) ->
     run.wait_for_step(3)
     until(lambda: titles() == ["train started"], 60, lambda: f"the start is told: {titles()}\n{run.told()}")
     assert TOKEN not in cluster.tool("scontrol", "show", "job")
-    os.kill(run.ranks()[1][1], signal.SIGKILL)
+    ranks = run.ranks()
+    os.kill(ranks[1][1], signal.SIGKILL)
     run.wait_for_step(3, attempt=1)
+    figures = cluster.user_run([reach.PYTHON, "-c", SCRAPE, str(METRICS_PORT)], host=ranks[0][0]).stdout
+    assert f'gangrun_ranks{{run="{run.id}"}} 2' in figures
     run.end()
     until(lambda: len(titles()) == 3, 60, lambda: f"all is told: {titles()}\n{run.told()}")
     assert titles() == ["train started", "train recovered", "train succeeded"]

@@ -6,6 +6,7 @@ No other file spells a path of the run directory. Private means 0700/0600 and ou
 from __future__ import annotations
 
 import base64
+import contextlib
 import errno
 import os
 import shutil
@@ -88,6 +89,11 @@ class RunPaths:
     def notifications(self) -> Path:
         """What was told so far, and what could not be."""
         return self.machine / "notifications.json"
+
+    @property
+    def metrics_fault(self) -> Path:
+        """Why the figures are not served; no such file where they are."""
+        return self.machine / "metrics.fault"
 
     @property
     def terms(self) -> Path:
@@ -430,6 +436,23 @@ def read_notifications(disk: Disk, paths: RunPaths) -> NotificationLog:
         return msgspec.json.decode(disk.read(paths.notifications), type=NotificationLog)
     except (OSError, msgspec.MsgspecError):
         return NotificationLog()
+
+
+def note_metrics_fault(disk: Disk, paths: RunPaths, why: str) -> None:
+    """Write down why the figures are not served; "" if they are."""
+    if why:
+        disk.replace(paths.metrics_fault, why.encode(), paths.temporary(paths.metrics_fault, "new"))
+        return
+    with contextlib.suppress(FileNotFoundError):
+        disk.unlink(paths.metrics_fault)
+
+
+def read_metrics_fault(disk: Disk, paths: RunPaths) -> str:
+    """Why the figures are not served; "" if nothing is known of that."""
+    try:
+        return disk.read(paths.metrics_fault).decode()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def write_notify_addresses(disk: Disk, paths: RunPaths, addresses: tuple[str, ...]) -> None:

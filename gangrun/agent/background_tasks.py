@@ -120,10 +120,11 @@ def _name_of(step: MemoryStep) -> StepName:
 def _holding(kept: KeeperClient, attempt: int, base: StepName | None, found: Any) -> Holding:
     step, nonce, sizes = int(found["step"]), str(found["nonce"]), dict(found["files"])
     name = base if base is not None and base.nonce == nonce else StepName(attempt, step, nonce)
-    wanted = 0
+    wanted, is_sharable = 0, False
     if 0 < sizes.get(MANIFEST_NAME, 0) <= MANIFEST_MAX_BYTES:
         try:
-            wanted = len(decode(_read(kept, name, MANIFEST_NAME)).files) + 1
+            manifest = decode(_read(kept, name, MANIFEST_NAME))
+            wanted, is_sharable = len(manifest.files) + 1, manifest.is_sharable
         except ManifestError:
             wanted = 0
     codes: tuple[HeldCode, ...] = ()
@@ -133,7 +134,8 @@ def _holding(kept: KeeperClient, attempt: int, base: StepName | None, found: Any
         except ProtectionRefused:
             codes = ()
     pieces = {file for file in sizes if file.startswith(PIECES_PREFIX)}
-    return Holding(step, nonce, tuple(sorted({*sizes} - pieces)), wanted, tuple(sorted(pieces - {RECORD_NAME})), codes)
+    files, parity = tuple(sorted({*sizes} - pieces)), tuple(sorted(pieces - {RECORD_NAME}))
+    return Holding(step, nonce, files, wanted, parity, codes, is_sharable)
 
 
 def _record(kept: KeeperClient, name: StepName) -> Protection:

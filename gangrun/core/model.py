@@ -412,11 +412,12 @@ class MemoryStep:
     attempt: int
     step: int
     nonce: str
+    is_shared: bool = False  # no node need have all of it: ranks that load it send each other what is missing
 
 
 @dataclass(frozen=True, slots=True)
 class HeldStep:
-    """A save that each of these nodes has whole in its memory, and that is not on disk."""
+    """A save that is not on disk. Each of these nodes has it whole in its memory, or all together if it is shared."""
 
     save: MemoryStep
     nodes: tuple[str, ...]

@@ -326,6 +326,7 @@ class Checker(Checks):
         whole = [other for other in self.world.gangs if other.whole and other is not gang]
         if whole:
             self.broken("I3", f"attempts {whole[0].name} and {gang.name} (term, attempt) both have all ranks alive")
+        self._tiers.met(gang)
 
     def stepping(self, gang: SimGang) -> None:
         """A gang steps."""

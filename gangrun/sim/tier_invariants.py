@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from gangrun.core.model import RunState
 from gangrun.sim.body.checkpoints import Name, Saved
+from gangrun.sim.body.gang import SimGang
 from gangrun.sim.body.memory import Key, key_of, newest_on
 from gangrun.sim.body.node import SimNode
 from gangrun.sim.cluster import Cluster
@@ -36,6 +37,16 @@ class Tiers:
             self._began_from[command.attempt] = base
         if command.resume_step < self._held_from.get(command.attempt, -1):
             self._broken("I5", f"attempt {command.attempt} begins from step {command.resume_step}, not from memory")
+
+    def met(self, gang: SimGang) -> None:
+        """I5: what an attempt begins from is in the memory of its nodes, to the last file."""
+        base = self._began_from.get(gang.name[1])
+        if base is None:
+            return
+        nodes = {rank.host.index for rank in gang.members.values()}
+        files = {name for index in nodes for name in self._world.nodes[index].kept.steps.get(base, ())}
+        if len(files) != self._world.memory.names[base[2]][1]:
+            self._broken("I5", f"attempt {gang.name[1]} loads step {base[1]}, of which its nodes have only {files}")
 
     def committed(self, saved: Saved) -> None:
         """I4: what comes from memory is of the newest attempt, or its base."""

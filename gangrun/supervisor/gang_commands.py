@@ -27,7 +27,7 @@ from gangrun.core.actions import (
     SubmitSuccessor,
     TakeStacks,
 )
-from gangrun.core.checkpoints.memory import Offered, WholeStep, offered
+from gangrun.core.checkpoints.memory import Offered, WholeStep, may_share, offered
 from gangrun.core.checkpoints.poison import to_set_aside
 from gangrun.core.checkpoints.resume import far_share
 from gangrun.core.events import Event, StepBrought, StepHeld
@@ -217,10 +217,13 @@ class GangCommands:
 
         def held(step: WholeStep, nodes: tuple[str, ...]) -> list[Event]:
             self._checkpoints.seal(attempt)
-            return [StepHeld(attempt, MemoryStep(theirs.attempt, step.step, step.nonce), nodes)]
+            save = MemoryStep(theirs.attempt, step.step, step.nonce, is_shared=not nodes)
+            return [StepHeld(attempt, save, nodes or action.nodes)]
 
         nodes = sorted(node for node in self._rows if node in state.roster.nodes and not state.roster.nodes[node].lost)
-        load = MemoryLoad(action.nodes, held) if action.nodes and self._facts.loads_memory else None
+        load = None
+        if action.nodes and self._facts.loads_memory:
+            load = MemoryLoad(action.nodes, held, may_share(state.attempts, theirs.attempt, action.nodes))
         self._begin_recover(theirs, attempt - 1, state.checkpoints.disk_step, nodes, done, now, load=load)
 
     def _bring(self, action: BringSteps, state: RunState, now: float) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from gangrun.core.checkpoints.memory import Holding, Offered, WholeStep, holders, newest_whole
+from gangrun.core.checkpoints.memory import Holding, Offered, WholeStep, holders, is_shared_by, newest_whole
 from gangrun.core.events import Event
 from gangrun.supervisor.node_calls import Act, CommandRetry, NodeCall, refusal_of
 from gangrun.wire.messages import CommandResult, MemoryAnswer, Recover
@@ -27,10 +27,14 @@ Done = Callable[[str, WholeStep | None, str], list[Event]]
 
 
 class MemoryLoad(NamedTuple):
-    """Ranks on these nodes load the step from memory if each node has all of it: ``held(step, nodes that have it)``."""
+    """Ranks on these nodes load the step from memory if each node has all of it: ``held(step, nodes that have it)``.
+
+    ``may_share``: or if all have it together; ``held`` is given no nodes then.
+    """
 
     nodes: tuple[str, ...]
     held: Callable[[WholeStep, tuple[str, ...]], list[Event]]
+    may_share: bool = False
 
 
 Names = Mapping[str, tuple[str, ...]]  # of files, by node
@@ -151,7 +155,9 @@ class RecoverCall(NodeCall):
             return None
         nodes = holders(self._held, newest)
         if not set(load.nodes) <= set(nodes):
-            return None
+            if not load.may_share or not is_shared_by(self._held, newest, load.nodes):
+                return None
+            nodes = ()
         self.end()
         return load.held(newest, nodes)
 

@@ -30,6 +30,7 @@ from gangrun.training import arguments, environment, load
 from gangrun.training import step as progress
 from gangrun.training.environment import RealClock
 from gangrun.training.memory import saving as memory_saving
+from gangrun.training.memory.loading import files_of
 from gangrun.training.ranks import RankGroup, ScriptCall
 from gangrun.training.save import delta
 from gangrun.training.save.plan import Grouping, Planning
@@ -205,10 +206,13 @@ class Checkpointer:
             CheckpointError: Checkpoints exist and none may be used, or the checkpoint has other names, shapes or types
                 than the model and the optimizer. Nothing has reached the model then.
         """
+        if self._memory is not None:
+            self._memory.loads = True
         point = load.find(self._staging.directory, self._ranks, self._staging.nonce)
         if point is None:
             return 0
-        step, trained_s = load.load(point, self._parts, self._data, self._ranks.rank, self._ranks.world_size)
+        with files_of(point.path, self._ranks) as files:
+            step, trained_s = load.load(point, self._parts, self._data, self._ranks, files)
         self._schedule.resumed(trained_s)
         self._steps.resumed_from(step)
         self._keeping.resumed_from(step)

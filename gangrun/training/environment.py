@@ -114,6 +114,11 @@ def memory_parity() -> tuple[int, int] | None:
     return (int(data_count), int(parity_count)) if parity_count else None
 
 
+def resume_is_shared() -> bool:
+    """Is the resume point in memory, and no node need have all of it?"""
+    return os.environ.get("GANGRUN_RESUME_SHARED", "") == "1"
+
+
 def flush_every_s() -> float:
     """So often gangrun brings what is in the nodes' memory to the disk; 0: it does not."""
     return float(os.environ.get("GANGRUN_FLUSH_EVERY", "0") or 0)

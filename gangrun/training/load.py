@@ -16,7 +16,7 @@ import io
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import groupby
@@ -38,6 +38,7 @@ from gangrun.checkpoint.store import CheckpointRoom
 from gangrun.checkpoint.verification import Tick, Verification, verify_share
 from gangrun.core.checkpoints.resume import Chosen, NothingValid, ResumeRequest, far_share
 from gangrun.training import environment
+from gangrun.training.memory.loading import ByteRange, CheckpointFiles
 from gangrun.training.metadata_file import load_metadata
 from gangrun.training.ranks import RankGroup
 from gangrun.training.save.plan import OWN_PREFIX
@@ -82,15 +83,18 @@ def find(directory: str, ranks: RankGroup, nonce: str) -> environment.ResumePoin
     return environment.ResumePoint(path, step) if path else None
 
 
-def load(point: environment.ResumePoint, parts: Parts, data: Any, rank: int, world_size: int) -> tuple[int, float]:
+def load(
+    point: environment.ResumePoint, parts: Parts, data: Any, ranks: RankGroup, files: CheckpointFiles
+) -> tuple[int, float]:
     """Load everything; the step that the checkpoint was taken after, and the seconds that were trained up to it.
 
     A plain DCP checkpoint gives model and optimizer, under the keys "model" and "optimizer", and a warning.
     """
-    reading = CheckpointReader(point.path)
-    state = tensors_of(parts)
+    reading = CheckpointReader(point.path, files)
+    state, rank, world_size = tensors_of(parts), ranks.rank, ranks.world_size
+    objects = (STATE_KEY, f"{RANDOM_KEY}0", f"{RANDOM_KEY}{rank}")
+    reading.fill(state, objects)
     saved = reading.object_of(STATE_KEY)
-    reading.fill(state)
     put_back(parts, state)
     if saved is None:
         warnings.warn(
@@ -178,8 +182,9 @@ class _Planner(DefaultLoadPlanner):  # type: ignore[misc]  # torch has no types 
 class CheckpointReader:
     """One checkpoint directory, opened for reading. Raises ``CheckpointError`` where it cannot be used."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, files: CheckpointFiles | None = None) -> None:
         self.directory = directory
+        self._files = files or CheckpointFiles(directory)
         try:
             with open(os.path.join(directory, ".metadata"), "rb") as file:
                 self._metadata: Metadata = load_metadata(file.read())
@@ -195,12 +200,13 @@ class CheckpointReader:
         if info is None:
             return None
         source = Source()
-        with open(os.path.join(self.directory, _inside(info.relative_path)), "rb", buffering=0) as file:
-            source.descriptor = file.fileno()
+        with self._files.opened(_inside(info.relative_path)) as source.descriptor:
             return _inert(_bytes(source, info))
 
-    def fill(self, state: dict[str, Any]) -> None:
-        """Read into the tensors of this nested state, in place; what is no tensor is replaced."""
+    def fill(self, state: dict[str, Any], objects: Iterable[str] = ()) -> None:
+        """Read into the tensors of this nested state, in place; what is no tensor is replaced. ``objects``: small ones
+        that will be asked for.
+        """
         planner = _Planner()
         planner.set_up_planner(state, self._metadata)
         self._demand_same(planner.state_dict)
@@ -208,6 +214,10 @@ class CheckpointReader:
             items = planner.finish_plan(planner.create_local_plan()).items
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"{self.directory} does not fit this model and optimizer: {error}") from None
+        stored = self._metadata.storage_data or {}
+        places = [stored[item.storage_index] for item in items]
+        places += filter(None, (stored.get(MetadataIndex(key)) for key in objects))
+        self._files.bring(ByteRange(_inside(at.relative_path), at.offset, at.offset + at.length) for at in places)
         with ThreadPoolExecutor(_THREADS_COUNT, thread_name_prefix="load") as pool:
             jobs = [pool.submit(self._read_turn, planner, path, turn) for path, turn in self._turns(items)]
             try:
@@ -257,8 +267,7 @@ class CheckpointReader:
     def _read_turn(self, planner: DefaultLoadPlanner, path: str, turn: _Turn) -> None:
         source, name = Source(), ""
         try:
-            with open(os.path.join(self.directory, _inside(path)), "rb", buffering=0) as file:
-                source.descriptor = file.fileno()
+            with self._files.opened(_inside(path)) as source.descriptor:
                 for item, info in turn:
                     name = item.storage_index.fqn
                     self._read(planner, source, item, info)

@@ -36,6 +36,7 @@ def describe(
     world_size: int,
     wall: float,
     replicas: str = "",
+    is_sharable: bool = False,
 ) -> tuple[bytes, Manifest]:
     """The content of ``.metadata`` and the manifest of a save whose parts all ranks have written. Rank 0 alone."""
     metadata = dump_metadata(plan, parts, nonce)
@@ -43,6 +44,7 @@ def describe(
     manifest = Manifest(
         step=step, nonce=nonce, run=staging.run, term=staging.term, attempt=staging.attempt, world_size=world_size,
         made_by=f"torch {torch.__version__}", written_wall=wall, replicas=replicas,
+        is_sharable=is_sharable,
         files=(*rows, row_of(METADATA_NAME, metadata)),
     )  # fmt: skip
     return metadata, manifest

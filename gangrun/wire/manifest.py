@@ -63,6 +63,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     made_by: str = ""
     written_wall: float = 0.0  # seconds since 1970, for people
     replicas: str = ""  # AGREED or DIFFER: ranks that held copies compared them at this save; "": nobody did
+    is_sharable: bool = False  # ranks that load it can send each other what their nodes lack of it
     chunk_bytes: int = CHUNK_BYTES
     files: tuple[FileRow, ...] = ()
 

@@ -8,7 +8,7 @@ import pytest
 
 from gangrun.core.actions import BringSteps, ChooseResume, EndJob, SealAttempts, StartGang
 from gangrun.core.checkpoints import flush_to_disk, poison
-from gangrun.core.checkpoints.memory import Offered, offered
+from gangrun.core.checkpoints.memory import Holding, Offered, is_shared_by, may_share, newest_whole, offered
 from gangrun.core.events import (
     AttemptSealed,
     GangStarted,
@@ -19,12 +19,23 @@ from gangrun.core.events import (
     StepHeld,
     TermTaken,
 )
-from gangrun.core.model import CheckpointRef, HeldStep, Level, MemoryStep, Phase, Poisoned, Savers, StartStage
+from gangrun.core.model import (
+    AttemptRecord,
+    CheckpointRef,
+    HeldStep,
+    Level,
+    MemoryStep,
+    Phase,
+    Poisoned,
+    Savers,
+    StartStage,
+)
 from gangrun.core.policy import Policy
 from tests.core.life import Life, saved
 
 POLICY = Policy(keeps_memory=True)
 STEP = MemoryStep(0, 30, "ab")
+SHARED = replace(STEP, is_shared=True)
 BOTH = ("n0", "n1")
 
 
@@ -79,6 +90,55 @@ def test_one_node_has_it() -> None:
     life.again()
     life.says("which n0 has in memory")
     assert life.state.checkpoints.disk_step == -1
+
+
+def test_ranks_share_the_step_that_their_nodes_have_together() -> None:
+    life = sealing()
+    life.on(StepHeld(1, SHARED, BOTH))
+    life.says("n[0-1] together have step 30 whole in memory")
+    life.on(AttemptSealed(1))
+    life.choose(saved(10))
+    assert life.started().resume == CheckpointRef(30, "", Level.COMPLETE, Savers.CHECKPOINTER, SHARED)
+    life.says("resuming from step 30, which n[0-1] together have in memory")
+
+
+@pytest.mark.parametrize(("nodes", "has"), [(("n0", "n1", "n2"), "n2 has"), (("n0", "n1", "n2", "n3"), "n[2-3] have")])
+def test_a_part_of_it_on_a_node_without_ranks_has_it_written_to_the_disk(nodes: tuple[str, ...], has: str) -> None:
+    life = sealing()
+    life.on(StepHeld(1, SHARED, nodes))
+    life.on(AttemptSealed(1))
+    life.choose(saved(10))
+    life.says(f"step 30 is written to disk from memory first ({has} a part of it, and will have no ranks)")
+    assert life.actions == (SealAttempts(2),)
+
+
+def held_by(*nodes: str, files: str = "abc", sharable: bool = True) -> dict[str, list[Holding]]:
+    """Each of these nodes has one file, and all know of all."""
+    told = zip(nodes, files, strict=True)
+    return {node: [Holding(30, "ab", (file,), len(files), is_sharable=sharable)] for node, file in told}
+
+
+def test_a_step_is_shared_if_all_is_on_nodes_that_know_it() -> None:
+    all_three = held_by("n0", "n1", "n2")
+    step = newest_whole(all_three, -1)
+    assert step is not None
+    assert is_shared_by(all_three, step, all_three)
+    assert not is_shared_by(all_three, step, ("n0", "n1")), "one file is elsewhere"
+    assert not is_shared_by(all_three, step, (*all_three, "n3")), "n3 knows nothing of it"
+    assert not is_shared_by(held_by("n0", "n1", "n2", sharable=False), step, all_three)
+    other = {**all_three, "n2": [Holding(30, "cd", ("c",), 3, is_sharable=True)]}
+    assert not is_shared_by(other, step, all_three), "another save of the same step"
+
+
+def test_ranks_share_where_they_were_unless_that_failed_twice() -> None:
+    def began(number: int, memory: MemoryStep | None, last_step: int) -> AttemptRecord:
+        return AttemptRecord(number, "j", BOTH, 1.0, ended=2.0, last_step=last_step, memory=memory)
+
+    attempts = [began(0, None, 31), began(1, SHARED, -1), began(2, STEP, -1), began(3, SHARED, 40)]
+    assert may_share(attempts, 0, BOTH) and may_share(attempts, 3, ("n1", "n0"))
+    assert not may_share(attempts, 0, ("n0", "n2")) and not may_share(attempts, 0, ("n0",))
+    assert not may_share(attempts, 4, BOTH), "no such attempt"
+    assert not may_share([*attempts, began(4, SHARED, -1)], 3, BOTH)
 
 
 @pytest.mark.parametrize("step", [30, 31])
@@ -154,11 +214,11 @@ def test_a_job_that_ends_has_it_written_to_the_disk() -> None:
 def test_who_loaded_from_memory_poisons_nothing_yet() -> None:
     """What the next attempt loads is on disk, where it can be set aside."""
     life = from_memory()
-    assert poison.load_of(life.state) is None
+    assert (found := poison.load_of(life.state)) is not None and not found.is_on_disk
     life.exit(1, code=None, signal=9)
     life.stopped()
     life.again(saved(30))
-    assert poison.load_of(life.state) is not None
+    assert (found := poison.load_of(life.state)) is not None and found.is_on_disk
 
 
 @pytest.mark.parametrize("what", ["the setting", "a request", "a poisoned one"])

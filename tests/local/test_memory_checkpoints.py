@@ -118,6 +118,24 @@ def test_ranks_and_agent_die_and_nothing_but_the_steps_since_the_last_one_in_mem
     assert {path.name for path in (box.work / "killed").glob("step-*")} == {"step-9", "step-19", "step-29"}
 
 
+def test_ranks_on_three_hosts_share_a_step_that_none_of_these_has_whole(
+    box: Box, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """And once more before they have another one: then it is written to the disk."""
+    calm = Box(tmp_path_factory.mktemp("calm"))
+    try:
+        undisturbed = train(calm, "calm", "--nproc-per-node", "3")
+    finally:
+        calm.close()
+    hosts = ("--local-hosts", "--nodes", "3", "--nproc-per-node", "1")
+    killed = train(box, "killed", *hosts, "--memory-checkpoints", deaths="0:16:rank 1:16:rank 2:22:rank")
+    assert [one["resumed_from_step"] for one in box.status()["attempts"]] == [None, 14, 14, 20], box.told()
+    told = " ".join(box.explain().split())
+    assert len(re.findall(r"resuming from step (14|20), which \S+ together have in memory", told)) == 2, told
+    assert re.search(r"resuming from step 14: [^;]*; written to disk from the memory of ", told), told
+    assert killed == undisturbed
+
+
 def test_what_a_lost_host_left_is_protected_again_and_a_second_loss_is_survived_by_what_came_since(
     box: Box, calm: str
 ) -> None:

@@ -113,15 +113,15 @@ def test_two_hosts_that_lost_their_power_cost_no_step_that_was_in_memory(
 
 
 def test_a_rank_that_dies_costs_no_step_and_no_way_through_the_disk(cluster: Cluster, run: Run, tmp_path: Path) -> None:
-    """Each of the two hosts has a copy of what the other one has, and both ranks stay where they were."""
-    train(run)
-    with calm(tmp_path / "calm", 2) as other:
-        wait(run, 0, 2)
+    """No host has the whole step, and all ranks stay where they were: they send each other what is missing."""
+    train(run, hosts_count=3)
+    with calm(tmp_path / "calm", 3) as other:
+        wait(run, 0, 3)
         os.kill(run.ranks()[1][1], signal.SIGKILL)
         status = run.end(deadline_s=240)
         assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 11]
         told = " ".join(run.explain().split())
-        assert "resuming from step 11, which n[" in told and "have in memory" in told, told
+        assert "resuming from step 11, which n[" in told and "together have in memory" in told, told
         assert "written to disk from the memory of" not in told
         said, _ = other.communicate(timeout=240)
         assert other.returncode == 0, said

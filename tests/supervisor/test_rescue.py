@@ -115,6 +115,22 @@ def test_what_all_nodes_with_ranks_have_is_loaded_there_and_written_by_nobody() 
     assert desk.loop.state.attempts[-1].memory == save
 
 
+SHARED = {
+    "n0": [replace(holding(7, "0", "m", of=3), is_sharable=True)],
+    "n1": [replace(holding(7, "1", "m", of=3), is_sharable=True)],
+}
+
+
+def test_what_nodes_with_ranks_have_together_is_loaded_there_once() -> None:
+    desk = desk_of(SHARED, obey, KEEPS, loads_memory=True)
+    assert restarted(desk) == [("seal", 1), ("choose", 1)]
+    save = MemoryStep(0, 7, "ab", is_shared=True)
+    for agent in desk.agents.values():
+        assert [m.resume_memory for m in agent.heard(Launch)] == [None, save]
+    assert desk.loop.state.attempts[-1].memory == save
+    assert restarted(desk, 1) == [("adopt", 7), ("seal", 2), ("choose", 2)]
+
+
 def test_what_an_attempt_loaded_from_memory_goes_through_the_disk_before_the_next() -> None:
     """Each node is asked for it too, and it is written into staging of the attempt that loaded it."""
     desk = desk_of(EACH, obey, KEEPS, loads_memory=True)

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, StepName  # noqa: E402
+from gangrun.core.checkpoints.memory import WholeStep, holders, is_shared_by, newest_whole  # noqa: E402
+from gangrun.wire.messages import Recover  # noqa: E402
 from tests.training.nodes import Nodes  # noqa: E402
 
 # Torch is imported once. Each line that comes is a world: variables of each rank, and the last step to be done. Each
@@ -30,7 +34,7 @@ from tests.training.harness import forked
 def train(rank, world, folder, last):
     store = dist.FileStore(f"{folder}/store-{os.environ['GANGRUN_ATTEMPT']}", world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    model = build("fsdp", world)
+    model = build(os.environ.get("KIND", "fsdp"), world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     inputs = torch.randn(24, 37, generator=torch.Generator().manual_seed(1))
     with gangrun.Checkpointer(
@@ -70,13 +74,34 @@ class Cluster(Nodes):
 
     def world(self, attempt: int, nodes: tuple[int, ...], ranks_count: int, last: int, **more: str) -> list[Any]:
         """So many ranks on each of these nodes; what rank 0 saw."""
+        return self._world(self.ranks_on(nodes, ranks_count, GANGRUN_ATTEMPT=str(attempt), **more), last)
+
+    def sharing(self, attempt: int, shown: Mapping[int, Path], ranks_count: int, last: int, kind: str) -> list[Any]:
+        """The same on the nodes that have a part of the step that they resume from, each where it is ``shown``."""
+        each = self.ranks_on(
+            tuple(shown), ranks_count, GANGRUN_ATTEMPT=str(attempt), GANGRUN_RESUME_SHARED="1", KIND=kind
+        )
+        places = [str(place) for place in shown.values() for _ in range(ranks_count)]
+        return self._world([{**one, "GANGRUN_RESUME": place} for one, place in zip(each, places, strict=True)], last)
+
+    def _world(self, each: list[dict[str, str]], last: int) -> list[Any]:
         assert self.ranks.stdin is not None and self.ranks.stdout is not None
-        each = self.ranks_on(nodes, ranks_count, GANGRUN_ATTEMPT=str(attempt), **more)
         self.ranks.stdin.write(json.dumps([each, last]) + "\n")
         self.ranks.stdin.flush()
         line = self.ranks.stdout.readline()
         assert line, "a rank failed"
         found: list[Any] = json.loads(line)
+        return found
+
+    def shown(self, whole: WholeStep, before: int, nodes: tuple[int, ...]) -> dict[int, Path]:
+        """What each node has of a step of attempt ``before``, as its agent shows it to the ranks of the next one."""
+        step = StepName(before, whole.step, whole.nonce)
+        found = {node: self.folder / f"shown-{before}-{node}" for node in nodes}
+        for node, directory in found.items():
+            directory.mkdir()
+            with closing(KeeperClient(self.names[node])) as kept:
+                for name, path in kept.paths(before + 1, step).items():
+                    (directory / name).symlink_to(path)
         return found
 
     def resumed_from(self, attempt: int, *left: int) -> tuple[int, int, dict[str, str]]:
@@ -117,3 +142,22 @@ def test_four_ranks_on_two_nodes_then_three_then_two_go_on_from_what_lost_nodes_
     start, begins, _ = cluster.world(2, (2, 3), 1, 7, **resumed)
     assert (start, begins) == (7, saved_by_three)
     assert sorted(path.name for path in cluster.directory.glob("step-*")) == ["step-3", "step-6"]
+
+
+@pytest.mark.parametrize(("kind", "nodes", "ranks_count"), [("fsdp", (0, 1, 2, 3), 1), ("ddp", (0, 1, 2), 2)])
+def test_ranks_that_stay_where_they_were_share_what_each_node_has(
+    cluster: Cluster, kind: str, nodes: tuple[int, ...], ranks_count: int
+) -> None:
+    """To the last bit, and nothing is written; the step stays until the next one is whole everywhere."""
+    _, _, saved = cluster.world(0, nodes, ranks_count, last=3, KIND=kind)
+    held = {str(node): cluster.ask(node, Recover(1, (1, 1), 0)) for node in nodes}
+    whole = newest_whole(held, -1)
+    assert whole is not None and whole.step == 3
+    assert not holders(held, whole) and is_shared_by(held, whole, list(held))
+    start, begins, ends = cluster.sharing(1, cluster.shown(whole, 0, nodes), ranks_count, 5, kind)
+    assert (start, begins) == (4, saved)
+    assert not list(cluster.directory.glob("step-*"))
+    again = cluster.whole_of(*nodes, attempt=1)
+    assert again is not None and again.step == 5
+    start, begins, _ = cluster.sharing(2, cluster.shown(again, 1, nodes), ranks_count, 5, kind)
+    assert (start, begins) == (6, ends)

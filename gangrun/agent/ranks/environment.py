@@ -222,7 +222,7 @@ TAG = "GANGRUN_RANK_TAG"
 _OF_THIS_RUN = (
     "GANGRUN_RESUME", "GANGRUN_RESUME_STEP", "GANGRUN_SAVE_SIGNAL", "GANGRUN_CHECKPOINT_DIR", "GANGRUN_MEMORY_PARITY",
     "GANGRUN_FLUSH_EVERY", "GANGRUN_PER_NODE", "GANGRUN_SKIP_BATCHES", "GANGRUN_COMPARES_SAVES", "GANGRUN_REPLAY_EVERY",
-    "GANGRUN_COMPARES_DATA", IMPORTS_FILE,
+    "GANGRUN_COMPARES_DATA", "GANGRUN_RESUME_SHARED", IMPORTS_FILE,
 )  # fmt: skip
 _OF_A_RANK = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
@@ -425,6 +425,8 @@ def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict
     environment.update({name: value for name, value in ours.items() if value})
     if order.resume_path:
         environment.update(GANGRUN_RESUME=order.resume_path)
+        if order.resume_memory is not None and order.resume_memory.is_shared:
+            environment.update(GANGRUN_RESUME_SHARED="1")
         if not is_save_time(order.resume_step):
             environment.update(GANGRUN_RESUME_STEP=str(order.resume_step))
     return environment

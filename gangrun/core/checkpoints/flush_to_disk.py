@@ -91,7 +91,7 @@ def brought(state: RunState, event: StepBrought, now: float, policy: Policy) -> 
 def sentence(event: StepBrought | StepHeld) -> str:
     """In a person's words."""
     if isinstance(event, StepHeld):
-        have = "has" if len(event.nodes) == 1 else "have"
+        have = "together have" if event.save.is_shared else "has" if len(event.nodes) == 1 else "have"
         return f"{fold(event.nodes)} {have} step {event.save.step} whole in memory; no checkpoint on disk is as new"
     if event.step < 0:
         return event.why or "memory holds nothing newer than the disk"

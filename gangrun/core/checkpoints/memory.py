@@ -7,7 +7,7 @@ hold enough parity to make the rest again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gangrun.core.model import AttemptRecord, MemoryStep
@@ -36,7 +36,8 @@ class HeldCode:
 class Holding:
     """What one node holds of one step. ``wanted_count``: files of the whole step, 0 where its manifest is not here.
 
-    ``pieces``: parity. ``codes``: what it knows of the parity that it and others hold.
+    ``pieces``: parity. ``codes``: what it knows of the parity that it and others hold. ``is_sharable``: ranks that load
+    it can send each other what their nodes lack.
     """
 
     step: int
@@ -45,6 +46,7 @@ class Holding:
     wanted_count: int = 0
     pieces: tuple[str, ...] = ()
     codes: tuple[HeldCode, ...] = ()
+    is_sharable: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -158,3 +160,29 @@ def holders(held: Mapping[str, Sequence[Holding]], step: WholeStep) -> tuple[str
         for node, holdings in sorted(held.items())
         if any((one.step, one.nonce) == (step.step, step.nonce) and one.is_whole for one in holdings)
     )
+
+
+def is_shared_by(held: Mapping[str, Sequence[Holding]], step: WholeStep, nodes: Collection[str]) -> bool:
+    """Do these nodes together have every file of it, each of them knows all of it, and can their ranks share it?"""
+    theirs = [
+        one
+        for node in nodes
+        for one in held.get(node, ())
+        if (one.step, one.nonce) == (step.step, step.nonce) and one.wanted_count and one.is_sharable
+    ]
+    files = {name for one in theirs for name in one.files}
+    return len(theirs) == len(nodes) and all(len(files) == one.wanted_count for one in theirs)
+
+
+HINDERED_MAX_COUNT = 2
+
+
+def may_share(attempts: Sequence[AttemptRecord], number: int, nodes: Collection[str]) -> bool:
+    """May ranks on ``nodes`` load a step of attempt ``number`` that no node has whole?
+
+    If all of its nodes are there, so that every file is held as often as before; and if not two attempts that shared a
+    step ended before they made one, whatever hindered them.
+    """
+    saved_on = next((set(one.nodes) for one in attempts if one.number == number), None)
+    hindered = [one for one in attempts if one.memory and one.memory.is_shared and one.ended and one.last_step < 0]
+    return saved_on == set(nodes) and len(hindered) < HINDERED_MAX_COUNT

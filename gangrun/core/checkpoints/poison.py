@@ -44,16 +44,18 @@ class Load:
     since_attempt: int = -1
     newer: tuple[Poisoned, ...] = ()  # that were set aside
     attempts: tuple[AttemptRecord, ...] = ()  # before this one, and how far they came
+    is_on_disk: bool = True  # what is in memory only cannot be set aside: the next attempt loads it from the disk
 
 
 def load_of(state: RunState) -> Load | None:
-    """Of the newest attempt; None if it began at the beginning, or from memory: the next one loads that from disk."""
-    if state.attempt.resume is None or state.attempt.resume.memory is not None:
+    """Of the newest attempt; None if it began at the beginning."""
+    resume = state.attempt.resume
+    if resume is None:
         return None
     told = state.checkpoints.steps_told or state.attempt.step >= 0
-    newer = tuple(one for one in state.checkpoints.poisoned if one.step > state.attempt.resume.step)
+    newer = tuple(one for one in state.checkpoints.poisoned if one.step > resume.step)
     since = max((one.attempt for one in state.checkpoints.poisoned), default=-1)
-    return Load(state.attempt.resume.step, told, since, newer, _as_far_as_known(state.attempts))
+    return Load(resume.step, told, since, newer, _as_far_as_known(state.attempts), resume.memory is None)
 
 
 def _as_far_as_known(attempts: tuple[AttemptRecord, ...]) -> tuple[AttemptRecord, ...]:

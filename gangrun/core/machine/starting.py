@@ -145,8 +145,12 @@ def _through_disk(state: RunState, now: float, policy: Policy, why: str) -> Deci
 
 def _without_it(state: RunState, nodes: Collection[str]) -> str:
     """Why ranks on these nodes cannot load the step in memory; "" if they can."""
-    assert state.checkpoints.held is not None
-    others = sorted(set(nodes).difference(state.checkpoints.held.nodes))
+    held = state.checkpoints.held
+    assert held is not None
+    missing = sorted(set(held.nodes).difference(nodes)) if held.save.is_shared else ()
+    if missing:
+        return f"{fold(missing)} {'has' if len(missing) == 1 else 'have'} a part of it, and will have no ranks"
+    others = sorted(set(nodes).difference(held.nodes))
     return f"not in the memory of {fold(others)}, where ranks will be" if others else ""
 
 
@@ -175,7 +179,7 @@ def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Poli
         without = _without_it(state, placed.nodes)
         if without:
             return _through_disk(state, now, policy, without)
-        have = "has" if len(placed.nodes) == 1 else "have"
+        have = "together have" if memory.is_shared else "has" if len(placed.nodes) == 1 else "have"
         origin = f"resuming from step {memory.step}, which {fold(placed.nodes)} {have} in memory"
         reason = f"{origin} (from the disk alone: {reason})"
     record = replace(

@@ -101,7 +101,7 @@ def judge(
     is_poor = on_hardware is not verdict
     times = 0 if is_poor else poison.times_count(verdict, sightings, load, attempt_step, policy)
     weighed = _fell_first_again(on_hardware, suspicion, scene, is_poor=is_poor)
-    if load is not None and times >= policy.poison_times_count:
+    if load is not None and load.is_on_disk and times >= policy.poison_times_count:
         return poison.verdict(verdict, load, times, policy)
     if again is not None and not times:
         if _is_open(verdict, again) and _replaceable(scene):

@@ -20,7 +20,7 @@ from gangrun.core.evidence import ErrorReport, NodeFinding, RankStack
 from gangrun.core.model import BrokenSlot, Met
 from gangrun.core.recovery.error_rules import marked
 from gangrun.sim.body.gang import SimRank, exit_of
-from gangrun.sim.body.memory import SimKept, holdings, key_of
+from gangrun.sim.body.memory import MANIFEST, SimKept, holdings, key_of
 from gangrun.sim.body.surroundings import Line, SupervisorBody, Surroundings
 from gangrun.sim.engine.clock import NodeClock, Scheduled, Timeline
 from gangrun.sim.engine.disk import Mount
@@ -501,7 +501,9 @@ class Deeds:
         base = key_of(command.resume_memory)
         if base is None:
             return True
-        return len(self.node.kept.begins_from(command.attempt, base)) == self.world.memory.names[base[2]][1]
+        files = self.node.kept.begins_from(command.attempt, base)
+        is_shared = command.resume_memory is not None and command.resume_memory.is_shared
+        return MANIFEST in files if is_shared else len(files) == self.world.memory.names[base[2]][1]
 
     def _stop(self, command: Stop) -> None:
         """SIGTERM, grace, SIGKILL; said again until none is left. What is not forked yet will not be."""

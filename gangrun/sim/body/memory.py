@@ -165,7 +165,7 @@ def key_of(step: MemoryStep | None) -> Key | None:
 def holdings(kept: SimKept, asked: Recover, names: dict[str, tuple[Name, int]]) -> list[Holding]:
     """As an agent answers."""
     return [
-        Holding(key[1], key[2], tuple(sorted(files)), names[key[2]][1] if MANIFEST in files else 0)
+        Holding(key[1], key[2], tuple(sorted(files)), names[key[2]][1] if MANIFEST in files else 0, is_sharable=True)
         for key, files in kept.held(asked.attempt, key_of(asked.base), pin=asked.pin)
     ]
 

@@ -69,6 +69,7 @@ class MemorySaving:
     def __init__(self, kept: KeeperClient, staging: Staging, clock: Clock) -> None:
         self._kept, self._staging, self._clock = kept, staging, clock
         self._parity = environment.memory_parity()
+        self.loads = False  # what the script resumes from goes through the Checkpointer
 
     def written(self, step: int, snapshot: Snapshot, ranks: RankGroup) -> MemorySaveResult:
         """Keep it, until every node has its part."""
@@ -84,7 +85,7 @@ class MemorySaving:
             if not failure:
                 metadata, described = describe(
                     self._staging, step, name.nonce, snapshot.plan, parts, world_size=ranks.world_size,
-                    wall=self._clock.wall(),
+                    wall=self._clock.wall(), is_sharable=self.loads,
                 )  # fmt: skip
                 manifest = encode(described)
                 if self._parity is not None:

@@ -1,0 +1,60 @@
+"""Ranks of several nodes read files of which each node has some: what came of it, a line for each rank.
+
+    python sharing.py FOLDER CASES     (JSON: nodes of the ranks, and what each wants, as [file, begins, ends])
+
+FOLDER/NODE holds the files of a node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from gangrun.training.memory import loading
+from gangrun.training.memory.loading import ByteRange, CheckpointFiles, SharedFiles
+from gangrun.training.ranks import RankGroup
+from gangrun.training.state import CheckpointError
+from tests.training.harness import forked
+
+loading.PIECE_BYTES = 1000
+
+
+def rank_main(folder: Path, number: int, nodes: list[str], wanted: list[list[Any]], rank: int) -> None:
+    store = dist.FileStore(str(folder / f"store-{number}"), len(nodes))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=len(nodes))
+    os.environ["LOCAL_RANK"] = str(nodes[:rank].count(nodes[rank]))
+    pieces = [ByteRange(*one) for one in wanted[rank]]
+    found: dict[str, Any] = {}
+    with SharedFiles(str(folder / nodes[rank]), RankGroup()) as files:
+        try:
+            files.bring(pieces)
+            found["read"] = [_read(files, one) for one in pieces]
+        except CheckpointError as error:
+            found["error"] = str(error)
+    (folder / f"out-{number}-{rank}").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _read(files: CheckpointFiles, one: ByteRange) -> str:
+    with files.opened(one.file) as descriptor:
+        return os.pread(descriptor, one.ends - one.begins, one.begins).hex()
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    for number, (nodes, wanted) in enumerate(json.loads(sys.argv[2])):
+        failed = forked(len(nodes), partial(rank_main, folder, number, nodes, wanted))
+        assert not any(failed), failed
+        told = [json.loads((folder / f"out-{number}-{rank}").read_text()) for rank in range(len(nodes))]
+        sys.stdout.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    main()

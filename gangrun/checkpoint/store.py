@@ -7,6 +7,7 @@ with one checkpoint becomes its reason; trouble with the whole directory is ``St
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -53,12 +54,13 @@ from gangrun.core.checkpoints.resume import (
     is_listed,
     shown,
 )
-from gangrun.core.model import Poisoned
+from gangrun.core.model import CheckpointRef, Poisoned
 from gangrun.core.text import step_words
 from gangrun.frameworks import layouts
 from gangrun.frameworks.framework import AUTO, Framework, frameworks_of
 
 LINK_NAME = "resume"
+_DIGITS = re.compile(r"\d+")
 _TOLD_EVERY_BYTES = 64 * 1024 * 1024
 _NOT_LOOKED_AT = "not looked at: a newer one is valid"
 _NOT_READ = "whole by its structure; its bytes were not checked"
@@ -127,6 +129,8 @@ class CheckpointRoom:
         self._seen_damaged: set[tuple[str, str | None]] = set()
         self._notes: list[str] = []
         self._judged: dict[str, Identity] = {}  # by path: what was there when it was judged
+        self._resumed: StepDirectory | None = None  # of the attempt whose first save tells whether its script resumed
+        self._saved_before_ns = 0  # the newest that is not that attempt's
 
     def survey(self, depth: Depth = Depth.NEWEST) -> list[Candidate]:
         """Every step directory, newest first, judged to this depth. Raises ``StorageUnreadable``."""
@@ -182,6 +186,39 @@ class CheckpointRoom:
                 return candidate
             if candidate.level is None and not candidate.unreadable:
                 self._seen_damaged.update((found.path, nonce) for nonce in read)
+        return None
+
+    def expect_above(self, resumed: CheckpointRef | None) -> str:
+        """An attempt starts that is to resume from this one (None: from nothing), and what is here is not its own.
+
+        Returns why ``began_anew`` will not be able to tell, "" if it will, or need not. Raises ``StorageUnreadable``.
+        """
+        self._resumed = None
+        if resumed is None or isinstance(self._pattern, OneFile):
+            return ""
+        there = [(_saved_at(found.path), found) for found in list_steps(self.directory, self._pattern)]
+        chosen = next(((at, found) for at, found in there if found.path == resumed.path), None)
+        if chosen is None or chosen[1].kind is Kind.GANGRUN:  # elsewhere, or the script reports its steps
+            return ""
+        saved_at, whole = chosen
+        later = [one for at, one in there if at > saved_at and one.step < whole.step and _counts_as(whole, one)]
+        if later:  # of another stage of the training, or a copy
+            return f"{shown(later[0].name)} was saved after it, so steps here do not tell whether the script resumes"
+        self._resumed, self._saved_before_ns = whole, max(at for at, _ in there)
+        return ""
+
+    def began_anew(self) -> int | None:
+        """The step of the first whole checkpoint that this attempt saved, if it is lower than that of the one to
+        resume from. It is told once. Raises ``StorageUnreadable``.
+        """
+        if (resumed := self._resumed) is None:
+            return None
+        there = [(_saved_at(found.path), found) for found in list_steps(self.directory, self._pattern)]
+        new = [(at, found) for at, found in there if at > self._saved_before_ns and _counts_as(resumed, found)]
+        for _, found in sorted(new, key=lambda one: one[0]):
+            if self._judge(found, lambda candidate: False).level is not None:
+                self._resumed = None
+                return found.step if found.step < resumed.step else None
         return None
 
     def choose_and_set_aside(
@@ -462,6 +499,32 @@ def _screen(found: StepDirectory) -> Judgement:
     if found.kind is Kind.SAFETENSORS:
         return safetensors.verify(found.path)
     return screen(found.path)
+
+
+def _counts_as(whole: StepDirectory, found: StepDirectory) -> bool:
+    """Is it named by the same count? ``epoch_2`` may come after ``step-1000``, and a file with a name of the user's may
+    be a copy of an older one.
+    """
+    framework = found.framework
+    if framework is not whole.framework or (framework is not None and framework.counts_saves):
+        return False
+    if framework is None or not framework.tells_step:
+        return _DIGITS.sub("", found.name) == _DIGITS.sub("", whole.name)
+    last = framework.loaded_as_newest is not None and framework.loaded_as_newest.fullmatch(found.name) is not None
+    return last or framework.step_of(found.name) is not None
+
+
+def _saved_at(path: str) -> int:
+    """When the file was written that makes it a checkpoint, or else the newest that is there, in ns by the file
+    server's clock; 0: nobody can tell.
+    """
+    with suppress(OSError):
+        marker = Identity.of(path).marker
+        if marker is not None:
+            return marker[2]
+        with os.scandir(path) as items:
+            return max([os.lstat(path).st_mtime_ns, *(item.stat(follow_symlinks=False).st_mtime_ns for item in items)])
+    return 0
 
 
 def _unjudged(found: StepDirectory) -> Candidate:

@@ -25,7 +25,16 @@ from gangrun.checkpoint.validator_verdict import Validator
 from gangrun.checkpoint.verification import Tick, Verification, verify_share
 from gangrun.core.actions import ChooseResume
 from gangrun.core.checkpoints.resume import Chosen, NothingValid, parse_resume, patience_s, readers_max_count, ref_of
-from gangrun.core.events import AttemptSealed, CheckpointSeen, Event, NoneValid, ResumeChosen, Stamped, StepBrought
+from gangrun.core.events import (
+    AttemptSealed,
+    CheckpointSeen,
+    Event,
+    FirstStepSeen,
+    NoneValid,
+    ResumeChosen,
+    Stamped,
+    StepBrought,
+)
 from gangrun.core.evidence import StateFigures
 from gangrun.core.model import CheckpointRef
 from gangrun.core.nodeset import fold
@@ -156,6 +165,7 @@ class CheckpointService:
         )  # fmt: skip
         self._state_files = StateFiles(directory)
         self._figures: StateFigures | None = None
+        self._attempt = -1  # that chose last
         self._told: set[str] = set()
         self._looks = 0
         self._prepared: set[str] = set()
@@ -255,6 +265,7 @@ class CheckpointService:
 
     def _choose(self, asked: ChooseResume, sealed: frozenset[tuple[int, str]]) -> Event:
         self._told_at = self._figures = None
+        self._attempt = asked.attempt
         if not self._directory:
             return ResumeChosen(asked.attempt, None, NO_DIRECTORY)
         self._state_files.note()
@@ -281,7 +292,15 @@ class CheckpointService:
         told, self._adopted = self._adopted, {}
         rescued = told[ref.step] if ref and ref.step in told else "".join(told.values())
         read = self._reading.words_of(ref.path) if ref else ""
-        return ResumeChosen(asked.attempt, ref, choice.reason + read + rescued + undo, passed)
+        doubt = self._expect_above(ref)
+        return ResumeChosen(asked.attempt, ref, choice.reason + read + rescued + undo + doubt, passed)
+
+    def _expect_above(self, ref: CheckpointRef | None) -> str:
+        try:
+            doubt = self._room.expect_above(ref)
+        except StorageUnreadable:
+            return ""
+        return f"; {doubt}" if doubt else ""
 
     def _link(self, ref: CheckpointRef | None) -> None:
         try:
@@ -302,6 +321,8 @@ class CheckpointService:
         self._looks = 0
         self._figures = self._state_files.newest()
         try:
+            if (step := self._room.began_anew()) is not None:
+                self._post(Stamped(FirstStepSeen(self._attempt, step, written=True)))
             candidate = self._room.newest_valid_above(above_step)
         except StorageUnreadable:
             return None

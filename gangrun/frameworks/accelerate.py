@@ -40,6 +40,7 @@ FRAMEWORK = Framework(
     name="accelerate",
     title="Accelerate",
     names=re.compile(r"checkpoint_(\d{1,18})"),
+    counts_saves=True,
     marker="random_states_0.pkl",
     file_suffixes=(".safetensors", ".bin", ".pt", ".pkl", ".index.json"),
     signs=re.compile(r"(?:model|pytorch_model|optimizer|scheduler|sampler|random_states).*"),

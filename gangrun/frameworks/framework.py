@@ -59,6 +59,7 @@ class Framework:
     facts_needed: tuple[str, ...] = ()  # without these, nobody can tell whether a checkpoint is whole
     step_key: str = ""  # the fact that is the step, ...
     steps_ahead: int = 0  # ... or more than the step in the name by this
+    counts_saves: bool = False  # the number in a name is no step, and may begin at 0 again after a resume
     signs: re.Pattern[str] | None = None  # a file in one, if other frameworks give such names too; None: any content
     dcp_names: re.Pattern[str] | None = None  # of those that are torch.distributed.checkpoint's, and judged as such
     file_names: re.Pattern[str] | None = None  # of those that are one file
@@ -75,6 +76,11 @@ class Framework:
     single_file: bool = False  # a checkpoint may be one archive of torch.save, which tells its own step
     loaded_as_newest: re.Pattern[str] | None = None  # a script that is told no path loads the newest of these, ...
     newest_name: str = ""  # ... by time; this one is such
+
+    @property
+    def tells_step(self) -> bool:
+        """Does a checkpoint tell its step inside too?"""
+        return bool(self.step_key) or self.step_of_marker is not None
 
     def is_named(self, name: str) -> bool:
         """Does the framework name its checkpoints so?"""

@@ -261,9 +261,17 @@ def test_a_total_that_a_file_told_long_before_the_end_is_no_reason_for_doubt() -
 def test_a_script_that_began_again_is_stopped(first: dict[str, Any], observe: bool) -> None:
     life = Life(policy=replace(GOAL, observe=observe)).running(saved(500))
     life.on(FirstStepSeen(0, 10, **first))
-    life.says("the script started over: its first step is 10, but it was told to resume from step 500")
+    what = "the first step that it wrote to a file" if "written" in first else "its first step"
+    life.says(f"the script started over: {what} is 10, but it was told to resume from step 500")
     assert life.phase is (Phase.RUNNING if observe else Phase.STOPPING)
     assert life.state.attempt.step == (10 if observe and not first else -1)
+
+
+def test_a_file_of_a_lower_step_is_no_proof_against_the_scripts_own_word() -> None:
+    life = Life().running(saved(500))
+    life.on(FirstStepSeen(0, 501))
+    life.ignored(FirstStepSeen(0, 3, written=True), "it wrote step 3 to a file, but resumed")
+    assert life.phase is Phase.RUNNING
 
 
 @pytest.mark.parametrize(("goal", "total"), [(0, 1000), (1000, -1), (1000, 267), (0, -1)])

@@ -98,6 +98,35 @@ def test_a_rank_is_killed_in_the_middle_of_a_save_and_the_run_goes_on_from_a_who
     assert told in explained + box.told() + logs_of(box.runs), explained + box.told()
 
 
+# It takes no path, so each start begins at step 0. Rank 0 is killed at the third save, and then waits there for a stop.
+ENDS = """
+import os
+if os.environ.get("RANK") == "0":
+    import signal, sys
+    def hook(event, arguments):
+        if event == "os.rename" and "step=6" in str(arguments[1]):
+            os.kill(os.getpid(), signal.SIGKILL) if os.environ["GANGRUN_ATTEMPT"] == "0" else signal.pause()
+    sys.addaudithook(hook)
+"""
+
+
+def test_a_script_that_writes_no_log_and_begins_anew_is_stopped_at_its_first_save(box: Box) -> None:
+    (box.folder / "site").mkdir()
+    (box.folder / "site" / "sitecustomize.py").write_text(ENDS)
+    path = f"{box.folder / 'site'}{os.pathsep}{box.environment['PYTHONPATH']}"
+    script = box.script(SCRIPT.replace("{asked}", "None"))
+    options = ("--nproc-per-node", "2", "--checkpoint-dir", "out", "--framework", "auto")
+    box.start(*options, script, environment={"PYTHONPATH": path, "TMPDIR": str(box.folder)})
+    assert box.end(LONG_S) == 1, box.told()
+    status = box.status()
+    assert box.out.read_text().count("BEGAN 0") == 4 and "DONE" not in box.out.read_text(), box.told()
+    assert (status["state"], status["failure"], box.outcomes()[0]) == ("FAILED", "script", "killed"), box.told()
+    assert (
+        "it started over: the first step seen was 2 although it was given the checkpoint of step 4" in status["reason"]
+    )
+    assert "the first step that it wrote to a file is 2" in " ".join(box.explain().split())
+
+
 def logs_of(runs: Path) -> str:
     """All that a run's own processes wrote down."""
     files = (path for path in runs.rglob("*") if path.is_file() and path.suffix in {"", ".log", ".out"})

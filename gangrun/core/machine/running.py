@@ -237,9 +237,11 @@ def first_step(state: RunState, event: FirstStepSeen, now: float, policy: Policy
         words = f"the first step printed is {event.step}, but the script was told to resume from step {resumed}"
         doubt = "it counts anew in each attempt, or it started over; --total-steps lets gangrun tell"
         return stay(state, f"{words}: {doubt}", loud=True)
+    if event.written and event.step < resumed <= state.attempts[-1].first_told:
+        return ignored(state, f"it wrote step {event.step} to a file, but resumed: its first step is told")
     if event.step < resumed:
-        first = f"its first step is {event.step}, but it was told to resume from step {resumed}"
-        reason = f"the script started over: {first}"
+        first = "the first step that it wrote to a file" if event.written else "its first step"
+        reason = f"the script started over: {first} is {event.step}, but it was told to resume from step {resumed}"
         evidence = replace(state.attempt.evidence, started_over=(event.step, resumed))
         if policy.observe:
             told = observed(state, evidence, reason, now, policy)

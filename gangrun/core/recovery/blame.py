@@ -248,7 +248,8 @@ def _start_failed(node: str, why: str) -> Verdict:
 def _started_over(first_step: int, resumed_step: int) -> Verdict:
     sentence = (
         f"it started over: the first step seen was {first_step} although it was given the checkpoint of step"
-        f" {resumed_step}; the script does not load what GANGRUN_RESUME names"
+        f" {resumed_step}; the script does not load what GANGRUN_RESUME names (--resume-argument gives it the path as"
+        " an option; --resume none begins anew on purpose)"
     )
     return Verdict(Cause.STARTED_OVER, Failure.SCRIPT, (), (), "", sentence, final=True)
 

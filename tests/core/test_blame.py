@@ -117,7 +117,7 @@ WARNED = "[rank1]:[W1128 12:02:06.6 reducer.cpp:1529] Warning: find_unused_param
             "rank 1 on n1 was killed by SIGTERM (15) at step 120; who sent it is not known",
         ),
         (
-            replace(fell(signal=15), tail=("bye", "/site/pytree.py:21: `isinstance` is old", WARNED)),
+            replace(fell(signal=15), tail=("bye", "/site/tree.py:21: `isinstance` is old", "  return f(x)", WARNED)),
             Cause.KILLED,
             "rank 1 on n1 was killed by SIGTERM (15) at step 120: bye; who sent it is not known",
         ),

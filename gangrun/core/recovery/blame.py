@@ -9,7 +9,7 @@ a stall, ``move`` compares a rank with its node; ``lifecycle`` asks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -305,11 +305,21 @@ def _is_whole_node(first: RankExit, spread: Spread, scene: _Scene) -> bool:
 _WARNING = re.compile(r"\S+\.py:\d+: |(?:\[rank\d+\]: ?)?\[?W\d{4} ")  # Python's or torch's: no process ends of it
 
 
+def _backwards(lines: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """Each line with the one before it, the last first."""
+    return reversed(tuple(zip(("", *lines), lines, strict=False)))
+
+
+def _is_of_warning(before: str, line: str) -> bool:
+    """Python writes the warned line of the source below a warning."""
+    return bool(_WARNING.match(line) or (line[:1].isspace() and _WARNING.match(before)))
+
+
 def _ended(first: RankExit, step: str) -> str:
     """``raised ValueError: bad batch at step 7 (exit code 1)``."""
     if first.error is not None:
         return f"raised {one_line(first.error.kind)}: {one_line(first.error.message)}{step} ({_how(first)})"
-    last = next((line for line in reversed(first.tail) if not _WARNING.match(line)), "")
+    last = next((line for before, line in _backwards(first.tail) if not _is_of_warning(before, line)), "")
     said = f": {one_line(last)}" if last else ""
     if first.signal is not None:
         return f"was killed by {signal_name(first.signal)}{step}{said}"

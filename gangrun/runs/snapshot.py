@@ -45,7 +45,7 @@ class RunSnapshot:
     owner_alive: bool | None  # None: on another host, or no owner
     cancelled: CancelMark | None
     queue: Queue | None = None  # the jobs of the run in the queue; None: it was not asked
-    resumed: bool = False  # it had ended, and a person asked for a job that has not begun yet
+    resumed: bool = False  # it had ended, and a person takes it up again, or asked for a job that has not begun yet
 
     @property
     def ended(self) -> bool:
@@ -139,6 +139,7 @@ def snapshot_of(
     claims = JobClaims(paths, disk)
     highest = claims.highest()
     owner = claims.holder(highest) if highest >= 0 else None
+    alive = None if spec.is_scheduled else is_owner_alive(owner)  # its pid means nothing on this host
     return RunSnapshot(
         paths,
         spec,
@@ -148,9 +149,9 @@ def snapshot_of(
         read_counter(disk, paths, state.term) if state else None,
         _claim_of(paths, disk, state.term) if state else None,
         owner,
-        None if spec.is_scheduled else is_owner_alive(owner),  # its pid means nothing on this host
+        alive,
         read_cancelled(disk, paths),
-        resumed=spec.is_scheduled and _is_resumed(paths, state),
+        resumed=(spec.is_scheduled or alive is True) and _is_resumed(paths, state),
     )
 
 

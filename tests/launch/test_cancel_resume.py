@@ -189,6 +189,17 @@ def test_resume_asks_for_secrets_again(runs: Path, gangrun: Call, monkeypatch: p
     assert story.paths.cancelled.exists()
 
 
+def test_a_run_that_is_taken_up_again_goes_on_before_its_supervisor_has_begun(runs: Path, gangrun: Call) -> None:
+    """``gangrun wait`` right after ``gangrun resume --detach`` once answered with the end before."""
+    story = cancelled(runs).owner(seq=1, pid=os.getpid())
+    assert gangrun("status", "--json").json["state"] == "CANCELLED"
+    (story.paths.machine / "resume-1.json").write_text("{}")
+    found = gangrun("status", "--json").json
+    assert (found["state"], found["exit_code"], found["abandoned"]) == ("PENDING", None, False)
+    story.owner(seq=1)  # which is gone: nothing began
+    assert gangrun("status", "--json").json["state"] == "CANCELLED"
+
+
 def test_a_resumed_run_goes_on_as_the_same_run(home: Path, gangrun: Call) -> None:
     """With real processes: fails, is resumed after the fix, succeeds; its history is one."""
     script = home / "train.py"

@@ -87,28 +87,32 @@ def test_a_function_survives_the_death_of_a_rank(tmp_path: Path) -> None:
 
 
 class Slacker(Checkpointable):
-    """Waits to be stopped the first time, works the second."""
+    """Waits to be stopped the first time; dies on one rank the second, and works the third."""
 
-    def __call__(self, slack: bool = True) -> str:
+    def __call__(self, mark: str, slack: bool = True) -> str:
         sys.stdout.write("begun\n")
         while slack:
             signal.pause()
+        if submitit.JobEnvironment().global_rank == 1 and not os.path.exists(mark):
+            Path(mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         return "worked"
 
-    def __submitit_checkpoint__(self, slack: bool = True) -> DelayedSubmission:
-        return DelayedSubmission(self, slack=False)
+    def __submitit_checkpoint__(self, mark: str, slack: bool = True) -> DelayedSubmission:
+        return DelayedSubmission(self, mark, slack=False)
 
 
-def test_a_callable_that_can_be_saved_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    executor = Here(tmp_path / "folder")
-    executor.update_parameters(tasks_per_node=2)
-    job = executor.submit(Slacker(), True)
+def test_a_callable_that_can_be_saved_goes_on_where_it_was_stopped_also_after_a_failure(tmp_path: Path) -> None:
+    executor = submitit.AutoExecutor(tmp_path / "folder", cluster="gangrun", gangrun_here=True)
+    executor.update_parameters(tasks_per_node=2, gangrun_no_health=True)
+    job = executor.submit(Slacker(), str(tmp_path / "mark"))
     until(lambda: (job.stdout() or "").count("begun") == 2, WITHIN_S, "both ranks")
     job.cancel()
     assert job.state == "CANCELLED"
     subprocess.run([*PLAIN, "resume", "--detach", job.job_id], check=True, capture_output=True, timeout=WITHIN_S)
     job.watcher.clear()
     assert job.results() == ["worked", "worked"]
+    assert job.state == "COMPLETED" and (tmp_path / "mark").exists()
 
 
 def fails_beside_one_that_waits() -> None:

@@ -272,6 +272,27 @@ def test_loggers_in_use_get_a_mark_at_the_first_step_after_a_restart(
     del writer
 
 
+def test_lightnings_logger_for_mlflow_gets_a_mark_though_it_makes_no_run_the_active_one(
+    slot: ProgressPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+
+    class Made(importlib.import_module("lightning.pytorch.loggers.mlflow").MLFlowLogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            """The real one wants mlflow."""
+
+        def log_metrics(self, *words: Any) -> None:
+            told.append(words)
+
+    mlflow = ModuleType("mlflow")
+    mlflow.active_run = lambda: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    logger = Made()
+    integrations.mark_restart(1, 7)
+    assert told == [({integrations.NAME: 1}, 7)]
+    del logger
+
+
 def test_the_first_attempt_is_no_restart(slot: ProgressPage, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     wandb = ModuleType("wandb")

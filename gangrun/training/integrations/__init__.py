@@ -36,18 +36,24 @@ def _wandb(attempt: int, _: int) -> None:
 
 def _mlflow(attempt: int, step: int) -> None:
     active: Callable[[], Any] | None = getattr(sys.modules.get("mlflow"), "active_run", None)
-    if active is not None and active() is not None:
+    if active is None:
+        return
+    if active() is not None:
         sys.modules["mlflow"].log_metric(NAME, attempt, step=step)
+    for logger in _made_of("MLFlowLogger", "lightning.pytorch.loggers.mlflow", "pytorch_lightning.loggers.mlflow"):
+        logger.log_metrics({NAME: attempt}, step)  # Lightning's, which makes no run the active one
 
 
 def _tensorboard(attempt: int, step: int) -> None:
-    modules = map(sys.modules.get, ("torch.utils.tensorboard.writer", "tensorboardX"))
-    classes = tuple(module.SummaryWriter for module in modules if module and hasattr(module, "SummaryWriter"))
-    if not classes:
-        return
-    for writer in [one for one in gc.get_objects() if issubclass(type(one), classes)]:  # nothing else lists them
+    for writer in _made_of("SummaryWriter", "torch.utils.tensorboard.writer", "tensorboardX"):
         writer.add_scalar(NAME, attempt, step)
         writer.flush()
+
+
+def _made_of(name: str, *modules: str) -> list[Any]:
+    """All objects of the class of that name in modules that are imported: nothing else lists them."""
+    classes = tuple(getattr(one, name) for one in map(sys.modules.get, modules) if hasattr(one, name))
+    return [one for one in gc.get_objects() if issubclass(type(one), classes)] if classes else []
 
 
 def missing(name: str, package: str) -> ImportError:

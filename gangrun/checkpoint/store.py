@@ -207,6 +207,11 @@ class CheckpointRoom:
         self._resumed, self._saved_before_ns = whole, max(at for at, _ in there)
         return ""
 
+    @property
+    def expects_save(self) -> bool:
+        """Will ``began_anew`` have something to tell?"""
+        return self._resumed is not None
+
     def began_anew(self) -> int | None:
         """The step of the first whole checkpoint that this attempt saved, if it is lower than that of the one to
         resume from. It is told once. Raises ``StorageUnreadable``.

@@ -10,7 +10,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -45,6 +45,7 @@ from gangrun.ports import VerifyAsked
 from gangrun.runs.times import steady_now, wall_now
 
 CLOCKS_DIFFER_S = 0.5
+EAGER_EVERY_S, EAGER_SHARE, EAGER_FOR_S = 1.0, 0.1, 100.0  # ever more seldom as the attempt grows old
 LOOP_WITHIN_S = 10.0  # the time in which the loop must have asked the agents
 T = TypeVar("T")
 NO_DIRECTORY = "no checkpoint directory is known (--checkpoint-dir), so the script itself decides what to load"
@@ -165,7 +166,7 @@ class CheckpointService:
         )  # fmt: skip
         self._state_files = StateFiles(directory)
         self._figures: StateFigures | None = None
-        self._attempt = -1  # that chose last
+        self._attempt, self._chose_at = -1, 0.0  # the one that chose last
         self._told: set[str] = set()
         self._looks = 0
         self._prepared: set[str] = set()
@@ -225,10 +226,25 @@ class CheckpointService:
         self._thread.join(within_s)
 
     def _main(self) -> None:
-        while (question := self._questions.get()) is not None:
+        while (question := self._next_question()) is not None:
             event = question()
             if event is not None:
                 self._post(Stamped(event))
+
+    def _next_question(self) -> Callable[[], Event | None] | None:
+        """Meanwhile the first save is looked for: a small script may save each second, and delete what was there."""
+        while True:
+            since_s = steady_now() - self._chose_at
+            soon = self._room.expects_save and since_s < EAGER_FOR_S
+            try:
+                return self._questions.get(timeout=max(EAGER_EVERY_S, since_s * EAGER_SHARE) if soon else None)
+            except Empty:
+                with suppress(StorageUnreadable):
+                    self._tell_if_it_began_anew()
+
+    def _tell_if_it_began_anew(self) -> None:
+        if (step := self._room.began_anew()) is not None:
+            self._post(Stamped(FirstStepSeen(self._attempt, step, written=True)))
 
     def _prepare(self, staging: str) -> None:
         open_staging(staging)
@@ -265,7 +281,7 @@ class CheckpointService:
 
     def _choose(self, asked: ChooseResume, sealed: frozenset[tuple[int, str]]) -> Event:
         self._told_at = self._figures = None
-        self._attempt = asked.attempt
+        self._attempt, self._chose_at = asked.attempt, steady_now()
         if not self._directory:
             return ResumeChosen(asked.attempt, None, NO_DIRECTORY)
         self._state_files.note()
@@ -321,8 +337,7 @@ class CheckpointService:
         self._looks = 0
         self._figures = self._state_files.newest()
         try:
-            if (step := self._room.began_anew()) is not None:
-                self._post(Stamped(FirstStepSeen(self._attempt, step, written=True)))
+            self._tell_if_it_began_anew()
             candidate = self._room.newest_valid_above(above_step)
         except StorageUnreadable:
             return None

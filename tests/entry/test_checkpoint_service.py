@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from gangrun.checkpoint.scan import OneFile, step_pattern
 from gangrun.core.actions import ChooseResume
-from gangrun.core.events import AttemptSealed, CheckpointSeen, ResumeChosen, Stamped
+from gangrun.core.events import AttemptSealed, CheckpointSeen, FirstStepSeen, ResumeChosen, Stamped
 from gangrun.entry.checkpoint_service import CLOCKS_DIFFER_S, CheckpointService
 from gangrun.runs.times import wall_now
 from tests.waiting import stays, until
@@ -73,6 +74,17 @@ def test_what_was_committed_before_the_word_is_not_what_was_told(
     torn = asked.save(40) / "__0_0.distcp"
     torn.write_bytes(torn.read_bytes()[: torn.stat().st_size // 2])
     asked.nothing(30)
+
+
+def test_a_first_save_at_a_lower_step_is_told_without_a_look(asked: Asked) -> None:
+    asked.save(20)
+    asked.service.choose(ChooseResume(3, "auto", -1), ())
+    until(lambda: asked.said, 10, "an answer")
+    assert isinstance(asked.said.pop().event, ResumeChosen)
+    save = asked.save(10)
+    os.utime(save / ".metadata")  # the copy kept the time of its original
+    until(lambda: asked.said, 10, "its word")
+    assert [one.event for one in asked.said] == [FirstStepSeen(3, 10, written=True)]
 
 
 @pytest.mark.parametrize("holds_term", [True, False])

@@ -148,8 +148,16 @@ def _kill_by_number(proc: Proc, signum: int) -> bool:
     return True
 
 
-def kill_until_none(find: Callable[[], list[Proc]], within_s: float, between: Callable[[], None]) -> list[Proc]:
-    """SIGKILL what ``find`` finds until it finds nothing; what is left after ``within_s`` is the answer."""
+def kill_until_none(
+    find: Callable[[], list[Proc]],
+    within_s: float,
+    between: Callable[[], None],
+    pause: Callable[[float], object] = time.sleep,
+) -> list[Proc]:
+    """SIGKILL what ``find`` finds until it finds nothing; what is left after ``within_s`` is the answer.
+
+    ``pause``: waits between two rounds, at most so many seconds.
+    """
     give_up_ns = boottime_ns() + int(within_s * 1e9)
     pause_s = 0.002
     while True:
@@ -159,7 +167,7 @@ def kill_until_none(find: Callable[[], list[Proc]], within_s: float, between: Ca
             return left
         for proc in left:
             kill(proc)
-        time.sleep(pause_s)
+        pause(pause_s)
         pause_s = min(2 * pause_s, 0.05)
 
 

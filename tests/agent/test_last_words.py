@@ -15,6 +15,7 @@ from gangrun.agent.ranks.exits import (
     TAIL_LINES_COUNT,
     TAIL_MAX_BYTES,
     LastWords,
+    has_shown_error,
     last_words,
     memory_words,
     parse_traceback,
@@ -67,6 +68,18 @@ def said(files: RankFiles, stderr: Sequence[tuple[float, str]], *, boot: bool = 
     """Of a rank that ended at 100.0; a negative code is a signal."""
     died = RankExit(0, "n0", code if code >= 0 else None, -code if code < 0 else None, at=100.0)
     return last_words(files, stderr, died, through_boot=boot)
+
+
+def test_an_error_is_shown_once_its_last_line_came_after_it_was_told(files: RankFiles) -> None:
+    """A script may have logged the same line before; torch puts the rank before it."""
+    first, last = "Traceback (most recent call last):", "[rank1]: RuntimeError: Connection closed by peer"
+    assert not has_shown_error(files, [(99.0, last)]), "nothing was told"
+    report = {"traceback": f"{first}\nRuntimeError: Connection closed by peer\n", "written_at": 99.0}
+    files.error.write_text(json.dumps(report))
+    assert not has_shown_error(files, [(98.9, last), (99.1, first)])
+    assert has_shown_error(files, [(99.1, first), (99.1, last)])
+    files.error.write_text(json.dumps({**report, "traceback": ""}))
+    assert not has_shown_error(files, [(99.1, last)])
 
 
 def test_a_traceback_has_its_causes_and_what_comes_after_it_does_not_hide_it(files: RankFiles) -> None:

@@ -7,17 +7,20 @@ import random
 import signal
 import sys
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from gangrun.agent.brain import facts
+from gangrun.agent.ranks import stop
 from gangrun.agent.ranks.gang_part import LaunchError
 from gangrun.agent.ranks.observe import look_at
-from gangrun.agent.ranks.stop import free_port
+from gangrun.agent.ranks.stop import free_port, mapped_segments
 from gangrun.core.events import StacksTaken
 from gangrun.core.recovery.gpu_rules import GpuUse
 from gangrun.node.place_page import now_ns
+from gangrun.node.processes import Proc, kill_until_none, process_table
 from gangrun.wire.messages import Prepare, Stacks
 from tests.local_parts.gang import (
     GRACE_S,
@@ -195,13 +198,31 @@ def test_a_stop_settles_no_longer_than_ranks_live(tmp_path: Path) -> None:
         assert [how.exit.by_us for how in made.seen if isinstance(how, facts.RankEnded)] == [False, False]
 
 
-def test_a_stop_does_not_wait_for_a_victim_that_has_told_its_error(tmp_path: Path) -> None:
-    victim = """
+VICTIM = """
 import atexit
 atexit.register(time.sleep, 600)
 raise RuntimeError("[gloo/tcp/pair.cc:534] Connection closed by peer [::1]:1")
 """
-    with gang(tmp_path, RAISES + victim) as made:
+
+
+def test_a_stop_does_not_wait_for_a_victim_that_has_told_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No pause of the stop's own is waited out either: not even much longer ones would be."""
+    for name in ("POLL_S", "LAST_LINES_S", "LOOK_AGAIN_S"):
+        monkeypatch.setattr(stop, name, GRACE_S)
+    looks: list[object] = []
+
+    def segments(found: Iterable[Proc]) -> set[str]:
+        looks.append(found)
+        return mapped_segments(found)
+
+    monkeypatch.setattr(stop, "mapped_segments", segments)
+    monkeypatch.setattr(
+        stop, "kill_until_none",
+        lambda find, within_s, between, pause: kill_until_none(find, within_s, between, lambda _: pause(GRACE_S)),
+    )  # fmt: skip
+    with gang(tmp_path, RAISES + VICTIM) as made:
         made.gang.launch(order(2))
         made.ready(2)
         began = boottime()
@@ -212,6 +233,27 @@ raise RuntimeError("[gloo/tcp/pair.cc:534] Connection closed by peer [::1]:1")
         assert boottime() - began < NO_GRACE_S
         assert [(how.by_us, how.error and how.error.collective) for how in exits] == [(False, True)] * 2
         until(lambda: made.log().count("] RuntimeError: [gloo") == 2, 5, "the whole traceback in the log")
+        assert len(looks) == 1, "the first look is young enough"
+
+
+def test_a_stop_of_ranks_that_have_ended_reads_the_process_table_thrice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is ours; that nothing of it is left; and once more, since a process may have been born during that look."""
+    reads: list[int] = []
+
+    def table() -> dict[int, Proc]:
+        reads.append(1)
+        return process_table()
+
+    with gang(tmp_path, READY + "os._exit(3)\n") as made:
+        made.gang.launch(order(2))
+        for _ in range(2):
+            made.next_fact(facts.RankEnded)
+        monkeypatch.setattr(stop, "process_table", table)
+        made.gang.stop(stop_order(GRACE_S))
+        assert made.next_fact(facts.RanksStopped, NO_GRACE_S).ok
+        assert len(reads) == 3
 
 
 def test_a_rank_that_is_stopped_tells_the_known_lines_that_it_had_written_before(tmp_path: Path) -> None:

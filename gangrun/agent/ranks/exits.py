@@ -105,6 +105,17 @@ def has_told_victim(files: RankFiles) -> bool:
     return files.error.exists() and bool(_load(files.error).get("collective"))
 
 
+def has_shown_error(files: RankFiles, stderr: Sequence[tuple[float, str]]) -> bool:
+    """Whether the last line of the error that its boot file has written came on stderr after that.
+
+    ``stderr``: its newest lines and when they were read. torch puts the rank before each.
+    """
+    report = _load(files.error)
+    last = str(report.get("traceback", "")).rstrip().rpartition("\n")[2][: TAIL_LINE_MAX_CHARS // 2]
+    since = report.get("written_at")
+    return isinstance(since, float) and bool(last) and any(at >= since and last in line for at, line in stderr)
+
+
 def _of_torchelastic(path: Path) -> ErrorReport | None:
     message = _load(path).get("message")
     if isinstance(message, str):

@@ -516,6 +516,7 @@ class RankGang:
         ladder = self._ladder = StopLadder(
             ranks, self._family, known, self._now, orphan_pids, self._spec.save_signal,
             commits_are_seen=self._spec.checkpoint.looks_every_s > 0, locks=gang.locks if gang else {},
+            stderr=gang.logs.stderr_tail if gang else lambda _: (),
         )  # fmt: skip
 
         def stop() -> None:
@@ -526,7 +527,7 @@ class RankGang:
             for rank in ranks:  # how they ended is evidence, and must not come after the word that all did
                 rank.told.wait(max(0.0, until - self._now()) if rank.ended.is_set() else 0.0)
             self._ladder = None
-            alive = self._family.find([rank.proc for rank in ranks])
+            alive = self._family.find([rank.proc for rank in ranks]) if ladder.left else []
             overdue = tuple(sorted(ladder.overdue))
             told = facts.RanksStopped(command.attempt, not alive, leftovers, overdue, ladder.grace_s, ladder.saved_step)
             self._tell(told)

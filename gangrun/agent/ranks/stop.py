@@ -24,7 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from gangrun.agent.ranks.environment import JOB_ID, TAG
-from gangrun.agent.ranks.exits import WatchedRank, has_told_victim
+from gangrun.agent.ranks.exits import WatchedRank, has_shown_error, has_told_victim
 from gangrun.node.processes import Proc, descendants, is_alive, kill, kill_until_none, process_table, read_proc
 from gangrun.wire.messages import Stop
 from gangrun.wire.progress import StepRequest
@@ -312,8 +312,11 @@ def _trains_on(target: WatchedRank, generation: int) -> bool:
 
 
 POLL_S = 0.01
+POLL_SHARE = 0.1  # of the time that was waited already: a stop without a grace takes milliseconds
+POLL_MIN_S = 0.001
 HEARD_S = 0.001  # the step of a rank that looked for requests just before this one can be read by then
-LAST_LINES_S = 0.03  # from a rank's report to the last line of its traceback
+LAST_LINES_S = 0.03  # from a rank's report to the last line of its traceback, at most
+LOOK_AGAIN_S = 0.1  # for what is ours: a stop without a grace is over sooner
 KILL_WITHIN_S = 5.0
 CLEAN_WITHIN_S = 1.0  # for Python's own tracker of shared memory, once all else is dead
 TORCH_CLEAN_WITHIN_S = 3.0  # for torch's, where it alone knows of what is left: it waits two seconds before it cleans
@@ -332,11 +335,13 @@ class StopLadder:
         save_signal: int = 0,
         commits_are_seen: bool = True,
         locks: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+        stderr: Callable[[int], Sequence[tuple[float, str]]] = lambda _: (),
     ) -> None:
         """``known``: processes that were seen to come from the ranks, dead or alive. ``orphan_pids``: some that may
         have; they are not killed for that, but what they left in shared memory goes once they are dead.
         ``locks``: of builds, as ``build_locks`` found them in processes that may be dead now.
         ``commits_are_seen``: ``saved`` is called once the checkpoint that ranks were told to save is whole.
+        ``stderr``: the newest lines of a rank, and when they were read.
         """
         self._orphan_pids = frozenset(orphan_pids)
         self._targets = targets
@@ -350,6 +355,10 @@ class StopLadder:
         self._came_from_ranks: dict[int, Proc] = {proc.pid: proc for proc in known}
         self._segments: set[str] = set()
         self._locks = dict(locks)
+        self._stderr = stderr
+        self._looked_at = float("-inf")
+        self._cleaners: list[Proc] = []
+        self.left: list[Proc] = []  # that could not be killed
         self.overdue: list[int] = []  # ranks that had not ended after the grace, though they could
         self.grace_s = 0.0  # what they got
         self.saved_step = -1  # the newest that a rank saved because it was asked to
@@ -373,7 +382,8 @@ class StopLadder:
             asked = self._let_save(command)  # with one gone the others could only wait for it
         alive = [target for target in self._targets if not target.ended.is_set()]
         if alive and not self._hurried.is_set():
-            self._look()
+            if self._now() - self._looked_at >= LOOK_AGAIN_S:
+                self._look()
             self._terminate(alive, self._grace_s(command))
         left = self._kill_all()
         slots = [(target.slot.read(), asked[target.rank]) for target in self._targets if target.rank in asked]
@@ -393,16 +403,27 @@ class StopLadder:
 
         A victim that has written its error down has said all that it can: its interpreter may need long to wind up.
         """
-        until = self._now() + within_s
+        began = self._now()
         waiting = list(self._targets)
-        while waiting and self._now() < until and not self._saved.is_set():
-            waiting[0].ended.wait(POLL_S)
+        while waiting and self._now() < began + within_s and not self._saved.is_set():
+            waiting[0].ended.wait(self._poll_s(began))
             waiting = [target for target in waiting if not target.ended.is_set() and not has_told_victim(target.files)]
-        if within_s and any(not one.ended.is_set() and has_told_victim(one.files) for one in self._targets):
-            self._saved.wait(LAST_LINES_S)
+        told = [one for one in self._targets if within_s and not one.ended.is_set() and has_told_victim(one.files)]
+        told_at = self._now()
+        while told and self._now() < told_at + LAST_LINES_S and not self._saved.is_set():
+            told[0].ended.wait(POLL_MIN_S)
+            told = [one for one in told if not one.ended.is_set() and not self._has_shown_error(one)]
+
+    def _has_shown_error(self, target: WatchedRank) -> bool:
+        return has_shown_error(target.files, self._stderr(target.rank))
+
+    def _poll_s(self, began: float) -> float:
+        """The pause of a wait that began then: short at first, so that it is over soon after what it is for."""
+        return min(POLL_S, max(POLL_MIN_S, POLL_SHARE * (self._now() - began)))
 
     def _look(self) -> None:
         """Remember what is ours while it lives: pids and shared memory are harder to prove afterwards."""
+        self._looked_at = self._now()
         found = self._family.find(target.proc for target in self._targets)
         self._came_from_ranks |= {proc.pid: proc for proc in found}
         self._segments |= mapped_segments(found)
@@ -443,9 +464,9 @@ class StopLadder:
         for target in alive:
             target.slot.ask(StepRequest.STOP | StepRequest.STOP_AFTER_STEP)
             self._send_term(target)
-        until, self.grace_s = self._now() + grace_s, grace_s
+        began, self.grace_s = self._now(), grace_s
         waiting = list(alive)
-        while waiting and self._now() < until and not self._hurried.is_set():
+        while waiting and self._now() < began + grace_s and not self._hurried.is_set():
             for target in list(waiting):
                 if target.ended.is_set():
                     waiting.remove(target)
@@ -453,7 +474,7 @@ class StopLadder:
                     kill(target.proc)  # nothing of its own to finish, or no way to
                     waiting.remove(target)
             if waiting:
-                waiting[0].ended.wait(POLL_S)
+                waiting[0].ended.wait(self._poll_s(began))
         if grace_s > 0 and not self._hurried.is_set():
             self.overdue = [target.rank for target in waiting]
 
@@ -467,15 +488,25 @@ class StopLadder:
                     kill(proc, signal.SIGTERM)
 
     def _kill_all(self) -> tuple[str, ...]:
-        left = kill_until_none(lambda: [p for p in self._find() if not is_cleaner(p)], KILL_WITHIN_S, _nothing)
-        if not left:
+        left = kill_until_none(self._find_all_but_cleaners, KILL_WITHIN_S, _nothing, self._await_an_end)
+        if self._cleaners and not left:
             self._let_clean()
-        left = kill_until_none(self._find, KILL_WITHIN_S, _nothing)
+        left = self.left = kill_until_none(self._find, KILL_WITHIN_S, _nothing, self._await_an_end)
         for target in self._targets:
             target.ended.wait(KILL_WITHIN_S if not left else 0)
         dead = self._pids() - {proc.pid for proc in left}
         self.unlocked = remove_build_locks(self._locks) if not left else ()
         return (*describe(left), *remove_segments(dead, self._segments if not left else ()))
+
+    def _await_an_end(self, within_s: float) -> None:
+        """A rank that is killed needs a while to give its memory back, and its end is told at once."""
+        alive = (target.ended for target in self._targets if not target.ended.is_set())
+        next(alive, self._pause).wait(within_s)
+
+    def _find_all_but_cleaners(self) -> list[Proc]:
+        found = self._find()
+        self._cleaners = [proc for proc in found if is_cleaner(proc)]
+        return [proc for proc in found if proc not in self._cleaners]
 
     def _let_clean(self) -> None:
         """Nothing but cleaners lives. What they know and we do too is removed sooner by us."""

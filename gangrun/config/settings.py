@@ -227,7 +227,7 @@ SETTINGS: tuple[Setting, ...] = (
         False, "policy.race_stragglers",
     ),
     Setting(
-        "memory_within", TIME, RECOVERY, "Alert if memory, /dev/shm or open files will be full within TIME",
+        "memory_within", TIME, RECOVERY, "Alert if memory, /dev/shm, open files or threads run out within TIME",
         3600.0, "policy.trends.full_within_s", zero="never",
     ),
     Setting("runs_dir", DIRECTORY, OUTPUT, "Directory that holds the run directories", RUNS_DIR),

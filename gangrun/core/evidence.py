@@ -208,6 +208,7 @@ class AlertKind(Enum):
     MEMORY = "memory"
     SHARED_MEMORY = "shared memory"
     FILES = "open files"
+    THREADS = "threads"
     SLOW_GPU = "slow GPU"
     IDLE_GPU = "idle GPU"
     GPU_MEMORY = "GPU memory"
@@ -227,18 +228,20 @@ class Alert:
     more_tokens_share: float = 0.0  # SLOW_RANK: it trained on so many more tokens than its peers
     rates: tuple[float, float] = (0.0, 0.0)  # SLOWER: steps per second, IDLE_GPU: share of time; before and now
     in_s: float = 0.0  # growth: the limit is reached then
-    per_s: float = 0.0  # bytes or files that come
-    used: int = 0  # FILES: so many are open; GPU_MEMORY: bytes
+    per_s: float = 0.0  # bytes, files or threads that come
+    used: int = 0  # FILES: so many are open; THREADS: of all that the limit counts; GPU_MEMORY: bytes
     limit: int = 0
     gpu: int = -1  # the rank's, as its node counts; -1: not known
     signs: tuple[str, ...] = ()  # in what its GPU falls behind the others, in words
 
     @property
     def key(self) -> tuple[AlertKind, str, int]:
-        """Two with one key are the same. A node has one of memory, whichever rank grows most; idle GPUs have one."""
+        """Two with one key are the same. A node has one of memory and of threads, whichever rank grows most; idle GPUs
+        have one.
+        """
         if self.kind is AlertKind.IDLE_GPU:
             return self.kind, "", -1
-        return self.kind, self.node, -1 if self.kind is AlertKind.MEMORY else self.rank
+        return self.kind, self.node, -1 if self.kind in (AlertKind.MEMORY, AlertKind.THREADS) else self.rank
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ _ALERTS = {
     AlertKind.MEMORY: "memory that grows towards the node's limit",
     AlertKind.SHARED_MEMORY: "shared memory (/dev/shm) that fills up",
     AlertKind.FILES: "open files that grow towards the limit",
+    AlertKind.THREADS: "threads that grow towards the limit",
     AlertKind.SLOW_GPU: "a GPU that slows all ranks down",
     AlertKind.IDLE_GPU: "a GPU that has little to do",
     AlertKind.GPU_MEMORY: "GPU memory that fills up",

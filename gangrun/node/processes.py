@@ -38,7 +38,9 @@ def host_name() -> str:
 class Proc:
     """One line of the process table; (pid, start_ticks) is never used twice."""
 
-    __slots__ = ("cpu_ticks", "group", "name", "parent", "pid", "resident_pages", "start_ticks", "state")
+    __slots__ = (
+        "cpu_ticks", "group", "name", "parent", "pid", "resident_pages", "start_ticks", "state", "threads_count",
+    )  # fmt: skip
 
     def __init__(self, pid: int, stat: bytes) -> None:
         name, _, rest = stat.partition(b"(")[2].rpartition(b")")  # a name may hold spaces and brackets
@@ -46,6 +48,7 @@ class Proc:
         self.pid, self.name = pid, name.decode("utf-8", "backslashreplace")
         self.state, self.parent, self.group = part[0].decode(), int(part[1]), int(part[2])
         self.cpu_ticks, self.start_ticks = int(part[11]) + int(part[12]), int(part[19])
+        self.threads_count = int(part[17])
         self.resident_pages = int(part[21])
 
     def __str__(self) -> str:

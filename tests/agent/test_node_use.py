@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from gangrun.agent.ranks.observe import NodeRoom, anonymous_bytes, busy_s, open_files, scheduled, use_of_node
+from gangrun.agent.ranks.observe import (
+    NodeRoom,
+    anonymous_bytes,
+    busy_s,
+    open_files,
+    scheduled,
+    tree_of,
+    use_of_node,
+)
 from gangrun.core.recovery.standing import IDLE_CPU_RATE
 from gangrun.node.processes import read_proc
 from tests.waiting import until
@@ -80,25 +88,96 @@ def test_where_nobody_says_it_nothing_is_known(tmp_path: Path) -> None:
 def test_a_mapped_file_is_no_memory_that_grows(tmp_path: Path) -> None:
     path, size = tmp_path / "data", 64 << 20
     path.write_bytes(b"x" * size)
-    before = anonymous_bytes(os.getpid())
+
+    def own_bytes() -> int:
+        return anonymous_bytes(tree_of(os.getpid()))
+
+    before = own_bytes()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         assert sum(mapped[at] for at in range(0, size, 4096)) == size // 4096 * ord("x")
-        assert anonymous_bytes(os.getpid()) < before + size // 2
+        assert own_bytes() < before + size // 2
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # the heap may have had as much to spare
     with mmap.mmap(-1, size, flags=flags) as held:
         for at in range(0, size, mmap.PAGESIZE):
             held[at] = 1
-        assert anonymous_bytes(os.getpid()) > before + size // 2
-    assert anonymous_bytes(2**30) == 0
+        assert own_bytes() > before + size // 2
+    assert anonymous_bytes(tree_of(2**30)) == 0
+
+
+def waiting(script: str) -> subprocess.Popen[bytes]:
+    """A process that has run this, and waits for a line."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"{script}; print(flush=True); input()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert child.stdout is not None
+    child.stdout.readline()
+    return child
+
+
+LOADAVG = "0.1 0.2 0.3 2/1000 77\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "nearest"),
+    [
+        ("0::/job/task\n", {}, (1000, 30_000)),
+        ("0::/job/task\n", {"job/task/pids.max": "max\n", "job/task/pids.current": "9\n"}, (1000, 30_000)),
+        ("0::/job/task\n", {"job/pids.max": "512\n", "job/pids.current": "400\n"}, (400, 512)),  # of the whole job
+        ("8:pids:/job\n0::/\n", {"pids/job/pids.max": "99\n", "pids/job/pids.current": "9\n"}, (9, 99)),
+        ("8:pids:/elsewhere\n", {"pids/pids.max": "99\n", "pids/pids.current": "9\n"}, (9, 99)),  # in a container
+        ("0::/\n", {"pids.max": "99999\n", "pids.current": "9\n"}, (1000, 30_000)),
+    ],
+)
+def test_threads_count_against_the_limit_that_leaves_the_fewest(
+    tmp_path: Path, own: str, files: dict[str, str], nearest: tuple[int, int]
+) -> None:
+    room(tmp_path, own, files)
+    proc = tmp_path / "proc"
+    kernel = {"loadavg": LOADAVG, "sys/kernel/pid_max": "30000\n", "sys/kernel/threads-max": "90000\n"}
+    for name, text in kernel.items():
+        (proc / name).parent.mkdir(parents=True, exist_ok=True)
+        (proc / name).write_text(text)
+    assert NodeRoom(proc, tmp_path / "cgroup", uid=0).threads({os.getpid(): 1}) == nearest
+    (proc / "loadavg").unlink()
+    assert NodeRoom(proc, tmp_path / "none", uid=0).threads({os.getpid(): 1}) == (0, 0)
+
+
+def test_threads_of_a_user_count_against_the_limit_of_a_rank_and_are_counted_anew_when_a_rank_has_more(
+    tmp_path: Path,
+) -> None:
+    """``ulimit -u``, which does not hold for root. The table of processes has this one and two that are no longer."""
+    child = waiting("import resource; resource.setrlimit(resource.RLIMIT_NPROC, (50, 50))")
+    uid, pids = os.getuid(), (child.pid, os.getpid(), 2**30)
+    for pid in pids:
+        (tmp_path / str(pid)).mkdir()
+    (mine,) = tree_of(os.getpid())[:1]
+    found = NodeRoom(tmp_path, tmp_path, uid=uid or 7)
+    if uid == 0:
+        for pid in pids:
+            os.chown(tmp_path / str(pid), 7, -1)
+    assert found.threads({child.pid: 1}) == (1 + mine.threads_count, 50)
+    (tmp_path / str(os.getpid())).rmdir()
+    assert found.threads({child.pid: 1}) == (1 + mine.threads_count, 50), "nothing has changed that would tell of it"
+    assert found.threads({child.pid: 2}) == (1, 50)
+    assert NodeRoom(tmp_path, tmp_path, uid=0).threads({child.pid: 1}) == (0, 0)
+    child.communicate(b"\n")
+    assert found.threads({child.pid: 2}) == (0, 0)
+
+
+def test_threads_of_a_rank_are_those_of_its_process_and_of_the_processes_below_it(tmp_path: Path) -> None:
+    program = (
+        "import threading; w = threading.Event().wait; s = lambda: threading.Thread(target=w, daemon=True).start()"
+    )
+    below = "k = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)"
+    child = waiting(f"import subprocess, sys; {program}; s(); s(); {below}")
+    use = use_of_node({7: child.pid}, NodeRoom(tmp_path, tmp_path, uid=0))
+    assert (use.threads, use.threads_used, use.threads_limit) == ({7: 4}, 0, 0)
+    child.communicate(b"\n")
 
 
 def test_open_files_and_their_limit_are_those_of_the_process(tmp_path: Path) -> None:
-    script = "import os, resource; resource.setrlimit(resource.RLIMIT_NOFILE, (99, 99)); print(flush=True); input()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    assert child.stdout is not None
-    child.stdout.readline()
+    child = waiting("import os, resource; resource.setrlimit(resource.RLIMIT_NOFILE, (99, 99))")
     use = use_of_node({7: child.pid}, NodeRoom(tmp_path, tmp_path))
     assert use.files == {7: (3, 99)}
     assert use.memory[7] > 10**6 and use.shared_left != 0

@@ -25,6 +25,7 @@ IDLE_GPU = Alert(AlertKind.IDLE_GPU, "n1", 3, 600.0, gpu=1, rates=(0.9, 0.3))
 GPU_MEMORY = Alert(
     AlertKind.GPU_MEMORY, "n1", 3, in_s=2400.0, per_s=5e6, used=68_000_000_000, limit=80_000_000_000, gpu=1
 )
+THREADS = Alert(AlertKind.THREADS, "n1", 3, in_s=2400.0, per_s=0.2, used=3600, limit=4096)
 FILES = Alert(AlertKind.FILES, "n1", 3, in_s=9000.0, per_s=0.05, used=900, limit=1024)
 
 
@@ -86,6 +87,12 @@ def told(life: Life, alert: Alert, *, over: bool = False) -> None:
             "rank 3 (GPU 1 on n1) will be out of GPU memory in 40 min: 68 GB of 80 GB are used, and 300 MB more each",
             "the GPU memory of rank 3 (GPU 1 on n1) filled up by 300 MB/min",
         ),
+        (
+            THREADS,
+            "rank 3 on n1 will be out of threads in 40 min: 3600 of 4096 are in use, and 12 more each minute",
+            "rank 3 on n1 started 12 more threads each minute",
+        ),
+        (replace(THREADS, others_count=2), "12 more each minute (2 other ranks too)", "rank 3 on n1 started"),
         (
             FILES,
             "rank 3 on n1 will have too many open files in 2.5 h: 900 of 1024 are open, and 3 more each minute",

@@ -117,6 +117,38 @@ def test_open_files_and_shared_memory_count_against_their_own_limits() -> None:
 
 
 @pytest.mark.parametrize(
+    ("per_s", "limit", "told"),
+    [
+        ((0.0, 0.2, 0.0), 1000, {1: ("threads", 0.2, 0)}),
+        ((0.2, 0.15, 0.0), 1000, {0: ("threads", 0.2, 1)}),
+        ((0.0, 0.2, 0.0), 10_000, {}),  # far from the limit
+        ((0.0, 0.2, 0.0), 0, {}),  # none is known
+        ((0.0, 0.01, 0.0), 400, {}),  # 7 in a window: a pool that varies
+        ((0.0, 0.0, 0.0), 400, {}),
+    ],
+)
+def test_threads_of_all_ranks_count_against_one_limit(
+    per_s: tuple[float, ...], limit: int, told: dict[int, tuple[str, float, int]]
+) -> None:
+    def use(now: float) -> NodeUse:
+        threads = {rank: 100 + int(slope * now) for rank, slope in enumerate(per_s)}
+        return NodeUse(
+            dict.fromkeys(threads, GB),
+            -1,
+            threads=threads,
+            threads_used=sum(threads.values()) + 20,
+            threads_limit=limit,
+        )
+
+    found = grown(use)
+    assert {
+        rank: [(one.kind, round(one.per_s, 2), one.others_count) for one in trends] for rank, trends in found.items()
+    } == {rank: [one] for rank, one in told.items()}
+    for (one,) in found.values():
+        assert one.limit == limit and one.in_s == pytest.approx((limit - one.used) / sum(per_s), rel=0.1)
+
+
+@pytest.mark.parametrize(
     ("used", "per_s"),
     [
         (lambda now: 20 * GB + int(20e6 * now), 20e6),  # a leak: a segment of 200 MB every ten seconds

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.no_warm
 
 # ``HEALTHY`` steps first, of which now and then one takes much longer on a rank drawn by chance. From there on rank 1
 # has more work in each step than its peers, so much that it is most of a step on a busy machine too. Rank 0 keeps
-# memory, files and /dev/shm.
+# memory, files, threads and /dev/shm.
 TRAINS = """
-    import os, random, tempfile, time
+    import os, random, tempfile, threading, time
     import torch, torch.distributed as dist
     import gangrun
     torch.set_num_threads(1)
@@ -38,6 +38,7 @@ TRAINS = """
             if rank == 0:
                 kept += [torch.ones(500_000), open(os.devnull)]
                 shared.write(bytes(10**6))
+                threading.Thread(target=threading.Event().wait, daemon=True).start()
             if rank == 1: time.sleep(0.3)
         loss = model(torch.randn(8, 64)).square().mean()
         loss.backward()
@@ -59,7 +60,7 @@ def test_a_slow_rank_a_leak_and_fewer_steps_are_told_and_healthy_training_is_not
     box.start(*OPTIONS, box.script(TRAINS), environment={"HEALTHY": "900"})
     healthy = box.until_status("most healthy steps", lambda found: (found["step"] or 0) >= 850, 300)
     assert healthy["alerts"] == [] and healthy["warning"] == "", healthy
-    kinds = {"slow rank", "slower", "memory", "open files", "shared memory"}
+    kinds = {"slow rank", "slower", "memory", "open files", "threads", "shared memory"}
     found = box.until_status("all alerts", lambda found: {one["kind"] for one in found["alerts"]} == kinds, 240)
     by_kind = {one["kind"]: one for one in found["alerts"]}
     here = host_name()
@@ -70,6 +71,9 @@ def test_a_slow_rank_a_leak_and_fewer_steps_are_told_and_healthy_training_is_not
     assert (by_kind["memory"]["node"], by_kind["memory"]["rank"]) == (here, 0)
     assert 1e6 < by_kind["memory"]["per_s"] < 3e7 and by_kind["memory"]["full"] > by_kind["memory"]["since"]
     assert by_kind["open files"]["rank"] == 0
+    threads = by_kind["threads"]
+    assert threads["rank"] == 0 and 0.5 < threads["per_s"] < 30, threads
+    assert f"rank 0 on {here} will be out of threads in " in threads["words"], threads
     assert by_kind["shared memory"]["node"] == here and by_kind["shared memory"]["per_s"] > 1e5
     page = box.gangrun("status", "--runs-dir", str(box.runs)).stdout
     for one in found["alerts"]:

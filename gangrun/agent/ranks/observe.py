@@ -138,8 +138,7 @@ def look_at(rank: WatchedRank, sample: RankSample, now_ns: int) -> Look | None:
     if now_ns - (min(at, exact) if exact else at) > HELD_S * 1e9:
         if now_ns - at > HELD_S * 1e9 and not _maps(rank.proc.pid, rank.place.path):
             return None  # the script has replaced itself by another program
-        proc = read_proc(rank.proc.pid)
-        cpu_s = busy_s(_tree(proc)) if proc is not None else cpu_s
+        cpu_s = busy_s(tree_of(rank.proc.pid)) or cpu_s
         io_bytes = _io_bytes(rank.proc.pid)
     first, groups_count = place_page.W_COUNTS, words[place_page.W_GROUPS]
     counts = tuple((words[n], words[n + 1]) for n in range(first, first + 2 * groups_count, 2))
@@ -184,14 +183,13 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 def memory_bytes(pid: int) -> int:
     """Resident memory of a process and all below it, such as data loaders' workers; what they share counts in each."""
-    proc = read_proc(pid)
-    return 0 if proc is None else PAGE_BYTES * sum(one.resident_pages for one in _tree(proc))
+    return PAGE_BYTES * sum(one.resident_pages for one in tree_of(pid))
 
 
-def anonymous_bytes(pid: int) -> int:
-    """The same without pages of files, which the kernel can take back."""
-    proc, pages = read_proc(pid), 0
-    for one in [] if proc is None else _tree(proc):
+def anonymous_bytes(procs: Sequence[Proc]) -> int:
+    """Memory without pages of files, which the kernel can take back."""
+    pages = 0
+    for one in procs:
         try:
             _, resident, shared = Path(f"/proc/{one.pid}/statm").read_bytes().split()[:3]
         except (OSError, ValueError):
@@ -211,13 +209,45 @@ def open_files(pid: int) -> tuple[int, int] | None:
 
 
 class NodeRoom:
-    """What is left of this node's memory: what the kernel has, or less if a cgroup of ours has a limit (v1 and v2)."""
+    """What is left of this node's memory and threads: what the kernel has, or less if a cgroup of ours has a limit (v1
+    and v2), or the user.
+    """
 
-    def __init__(self, proc: Path = Path("/proc"), root: Path = Path("/sys/fs/cgroup")) -> None:
-        self._meminfo = proc / "meminfo"
+    def __init__(self, proc: Path = Path("/proc"), root: Path = Path("/sys/fs/cgroup"), uid: int | None = None) -> None:
+        self._proc, self._uid = proc, os.getuid() if uid is None else uid
         counter = oom_file(proc / "self" / "cgroup", root)
-        folders = [] if counter is None else [counter.parent, *counter.parent.parents]
-        self._groups = [one for one in folders if one.is_relative_to(root)]
+        self._groups = _upwards(None if counter is None else counter.parent, root)
+        self._task_groups = _upwards(_group_of_tasks(proc / "self" / "cgroup", root), root)
+        self._of_user = -1, 0  # threads of the ranks when those of the user were counted, and those
+
+    def threads(self, of_ranks: Mapping[int, int]) -> tuple[int, int]:
+        """In use and allowed, by the limit with the least room; (0, 0) if nobody says it. ``of_ranks``: threads of each
+        rank, by its pid: as long as those are the same, the user's other ones are not counted anew.
+        """
+        limits = [self._tasks_of_kernel(), *map(_tasks_of_group, self._task_groups), self._tasks_of_user(of_ranks)]
+        return min((one for one in limits if one is not None), key=lambda one: one[1] - one[0], default=(0, 0))
+
+    def _tasks_of_kernel(self) -> tuple[int, int] | None:
+        try:
+            used = int((self._proc / "loadavg").read_text().split()[3].partition("/")[2])
+            return used, min(int((self._proc / "sys/kernel" / name).read_text()) for name in ("pid_max", "threads-max"))
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def _tasks_of_user(self, of_ranks: Mapping[int, int]) -> tuple[int, int] | None:
+        """``ulimit -u`` counts all threads of the user on the node, and does not hold for root."""
+        try:
+            limits = {resource.prlimit(pid, resource.RLIMIT_NPROC)[0] for pid in of_ranks} - {resource.RLIM_INFINITY}
+        except OSError:
+            return None
+        if not limits or self._uid == 0:
+            return None
+        if (total := sum(of_ranks.values())) != self._of_user[0]:
+            with os.scandir(self._proc) as entries:
+                theirs = [entry.name for entry in entries if entry.name.isdigit() and _owner(entry) == self._uid]
+            procs = [proc for name in theirs if (proc := read_proc(int(name))) is not None]
+            self._of_user = total, sum(proc.threads_count for proc in procs)
+        return self._of_user[1], min(limits)
 
     def left_bytes(self) -> int:
         """-1 if nobody says it."""
@@ -226,10 +256,43 @@ class NodeRoom:
 
     def _of_kernel(self) -> int | None:
         try:
-            lines = self._meminfo.read_text().splitlines()
+            lines = (self._proc / "meminfo").read_text().splitlines()
             return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
         except (OSError, ValueError, IndexError):
             return None
+
+
+def _upwards(folder: Path | None, root: Path) -> list[Path]:
+    """This cgroup and those above it."""
+    folders = [] if folder is None else [folder, *folder.parents]
+    return [one for one in folders if one.is_relative_to(root)]
+
+
+def _group_of_tasks(proc: Path, root: Path) -> Path | None:
+    """Our cgroup that may limit tasks; None if there is none."""
+    try:
+        rows = [line.split(":", 2) for line in proc.read_text().splitlines()]
+    except OSError:
+        return None
+    paths = {name: path.lstrip("/") for _, names, path in rows for name in names.split(",")}
+    if "pids" in paths:
+        return root / "pids" / paths["pids"]
+    return root / paths[""] if "" in paths else None
+
+
+def _tasks_of_group(folder: Path) -> tuple[int, int] | None:
+    """In use and allowed; None: it has no limit."""
+    try:
+        return int((folder / "pids.current").read_text()), int((folder / "pids.max").read_text())
+    except (OSError, ValueError):
+        return None  # "max" is no number
+
+
+def _owner(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_uid
+    except OSError:
+        return -1  # it has just ended
 
 
 UNLIMITED_BYTES = 1 << 60  # about what v1 says of a group without a limit
@@ -260,8 +323,14 @@ def use_of_node(ranks: Mapping[int, int], room: NodeRoom) -> NodeUse:
         used, left = (shm.f_blocks - shm.f_bfree) * shm.f_frsize, shm.f_bavail * shm.f_frsize
     except OSError:
         used, left = 0, -1
-    memory = {rank: anonymous_bytes(pid) for rank, pid in ranks.items()}
-    return NodeUse(memory, room.left_bytes(), files, used, left)
+    trees = {rank: tree_of(pid) for rank, pid in ranks.items()}
+    memory = {rank: anonymous_bytes(procs) for rank, procs in trees.items()}
+    threads = {rank: sum(proc.threads_count for proc in procs) for rank, procs in trees.items()}
+    threads_used, threads_limit = room.threads({ranks[rank]: count for rank, count in threads.items() if count})
+    return NodeUse(
+        memory, room.left_bytes(), files, used, left, threads=threads, threads_used=threads_used,
+        threads_limit=threads_limit,
+    )  # fmt: skip
 
 
 def _children(pid: int) -> list[int]:
@@ -281,6 +350,12 @@ def _state(procs: list[Proc]) -> str:
     """The state of the one that matters: stuck before stopped before running before asleep."""
     states = {proc.state for proc in procs}
     return next((state for state in "DTtR" if state in states), procs[0].state)
+
+
+def tree_of(pid: int) -> list[Proc]:
+    """The process and those below it, bounded; [] if it is gone."""
+    proc = read_proc(pid)
+    return [] if proc is None else _tree(proc)
 
 
 def _tree(root: Proc) -> list[Proc]:

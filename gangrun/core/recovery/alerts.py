@@ -105,6 +105,10 @@ def told(one: SeenAlert) -> str:
         case AlertKind.GPU_MEMORY:
             used = f"{_bytes(alert.used)} of {_bytes(alert.limit)} are used, and {_bytes(alert.per_s * 60)} more"
             return f"{_who(alert)} will be out of GPU memory in {_span(alert.in_s)}: {used} each minute"
+        case AlertKind.THREADS:
+            used = f"{alert.used} of {alert.limit} are in use, and {alert.per_s * 60:.3g} more each minute"
+            more = f" ({counted(alert.others_count, 'other rank')} too)" if alert.others_count else ""
+            return f"{_who(alert)} will be out of threads in {_span(alert.in_s)}: {used}{more}"
         case AlertKind.FILES:  # pragma: no branch - the enum has no other member
             grow = f"{alert.used} of {alert.limit} are open, and {alert.per_s * 60:.3g} more each minute"
             return f"rank {alert.rank} on {alert.node} will have too many open files in {_span(alert.in_s)}: {grow}"
@@ -131,6 +135,8 @@ def past_words(one: SeenAlert) -> str:
             return f"shared memory (/dev/shm) of {alert.node} grew by {_bytes(alert.per_s * 60)}/min"
         case AlertKind.GPU_MEMORY:
             return f"the GPU memory of {_who(alert)} filled up by {_bytes(alert.per_s * 60)}/min"
+        case AlertKind.THREADS:
+            return f"{_who(alert)} started {alert.per_s * 60:.3g} more threads each minute"
         case AlertKind.FILES:  # pragma: no branch - the enum has no other member
             return f"rank {alert.rank} on {alert.node} opened {alert.per_s * 60:.3g} more files each minute"
 

@@ -1,4 +1,5 @@
-"""Will a node run out of memory, or a rank out of open files or GPU memory? Robust slopes, against what is left.
+"""Will a node run out of memory or threads, or a rank out of open files or GPU memory? Robust slopes, against what is
+left.
 
 What counts as memory is what the kernel cannot take back: no page of a file, so a data set that is mapped into memory
 does not grow. A series *grows* if its slope (Theil-Sen: the median of the slopes between any two points) is positive,
@@ -29,7 +30,7 @@ POINTS_MAX_COUNT = 40  # of which slopes are taken
 LEVEL_SHARE = 0.5
 SPREAD_FACTOR = 2.0  # growth in a window is more than what the series varies by anyway
 JUDGED_PER_WINDOW = 20.0
-NOISE_BYTES, NOISE_GPU_BYTES, NOISE_FILES = 32e6, 100e6, 16.0  # less in a window is no growth
+NOISE_BYTES, NOISE_GPU_BYTES, NOISE_FILES, NOISE_THREADS = 32e6, 100e6, 16.0, 16.0  # less in a window is no growth
 RISES_MIN_COUNT = 5
 SOONER_SHARE = 0.5
 OTHERS_MIN_SHARE = 0.5  # of what the named rank grows by
@@ -101,6 +102,9 @@ class NodeUse:
     shared_used: int = 0  # of /dev/shm
     shared_left: int = -1
     gpu: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # used of each rank's GPU, and its memory
+    threads: Mapping[int, int] = field(default_factory=dict)  # of each rank, with the processes below it
+    threads_used: int = 0  # all that the nearest limit counts
+    threads_limit: int = 0  # 0: not known
 
 
 class NodeFill:
@@ -116,6 +120,7 @@ class NodeFill:
         """Another attempt."""
         self._memory: dict[int, Series] = {}
         self._files: dict[int, Series] = {}
+        self._threads: dict[int, Series] = {}
         self._gpu: dict[int, Series] = {}
         self._gpu_newest: dict[int, tuple[int, int]] = {}
         self._shared = Series(self._policy.window_s, NOISE_BYTES)
@@ -129,6 +134,8 @@ class NodeFill:
             self._memory.setdefault(rank, Series(window_s, NOISE_BYTES)).add(used, now)
         for rank, (count, _) in use.files.items():
             self._files.setdefault(rank, Series(window_s, NOISE_FILES)).add(count, now)
+        for rank, count in use.threads.items():
+            self._threads.setdefault(rank, Series(window_s, NOISE_THREADS)).add(count, now)
         for rank, (used, _) in use.gpu.items():
             self._gpu.setdefault(rank, Series(window_s, NOISE_GPU_BYTES, RISES_MIN_COUNT)).add(used, now)
         self._gpu_newest |= use.gpu  # they are read less often
@@ -141,11 +148,12 @@ class NodeFill:
 
     def _judged(self, use: NodeUse) -> dict[int, tuple[FillTrend, ...]]:
         found: dict[int, list[FillTrend]] = {}
-        slopes = {rank: self._memory[rank].per_s() for rank in use.memory}
-        total, most = sum(slopes.values()), max(slopes, key=lambda rank: slopes[rank], default=-1)
-        if total > 0 and use.memory_left >= 0 and self._is_soon(in_s := use.memory_left / total):
-            others = sum(slope >= OTHERS_MIN_SHARE * slopes[most] for slope in slopes.values()) - 1
-            found[most] = [FillTrend(AlertKind.MEMORY.value, in_s, slopes[most], others)]
+        for rank, trend in self._of_one_limit(AlertKind.MEMORY, self._memory, use.memory, use.memory_left):
+            found[rank] = [trend]
+        used, limit = use.threads_used, use.threads_limit
+        left = max(0, limit - used) if limit else -1
+        for rank, trend in self._of_one_limit(AlertKind.THREADS, self._threads, use.threads, left):
+            found.setdefault(rank, []).append(trend._replace(used=used, limit=limit))
         for rank, (count, limit) in use.files.items():
             slope = self._files[rank].per_s()
             if slope > 0 and self._is_soon(in_s := max(0, limit - count) / slope):
@@ -159,6 +167,17 @@ class NodeFill:
         if use.memory and slope > 0 and use.shared_left >= 0 and self._is_soon(in_s := use.shared_left / slope):
             found.setdefault(min(use.memory), []).append(FillTrend(AlertKind.SHARED_MEMORY.value, in_s, slope))
         return {rank: tuple(growths) for rank, growths in found.items()}
+
+    def _of_one_limit(
+        self, kind: AlertKind, series: Mapping[int, Series], now: Mapping[int, int], left: int
+    ) -> list[tuple[int, FillTrend]]:
+        """What all ranks of the node take from one limit, under the rank that grows most; ``left`` -1: not known."""
+        slopes = {rank: series[rank].per_s() for rank in now}
+        total, most = sum(slopes.values()), max(slopes, key=lambda rank: slopes[rank], default=-1)
+        if total <= 0 or left < 0 or not self._is_soon(in_s := left / total):
+            return []
+        others = sum(slope >= OTHERS_MIN_SHARE * slopes[most] for slope in slopes.values()) - 1
+        return [(most, FillTrend(kind.value, in_s, slopes[most], others))]
 
     def _is_soon(self, in_s: float) -> bool:
         return in_s <= self._policy.full_within_s
@@ -226,5 +245,7 @@ class FillAlerts:
         return [*((alert, False) for alert in fresh), *((alert, True) for alert in over)]
 
 
-FILL_KINDS = frozenset({AlertKind.MEMORY, AlertKind.SHARED_MEMORY, AlertKind.FILES, AlertKind.GPU_MEMORY})
+FILL_KINDS = frozenset(
+    {AlertKind.MEMORY, AlertKind.SHARED_MEMORY, AlertKind.FILES, AlertKind.GPU_MEMORY, AlertKind.THREADS}
+)
 FILL_WORDS = frozenset(kind.value for kind in FILL_KINDS)

@@ -48,6 +48,7 @@ class RankExit:
     anomalies: tuple[Anomaly, ...] = ()  # of its loss and gradient norm, over the whole attempt
     checks: SelfChecks | None = None  # what its own checks found
     memory: str = ""  # if the kernel killed it for memory: which rank of the node held how much, in words
+    collectives: tuple[Collective, ...] = ()  # of its newest groups, if NCCL's watchdog wrote its flight recorder
 
     @property
     def fell_at(self) -> float:

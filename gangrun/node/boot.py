@@ -441,7 +441,9 @@ def _boot(argv: list[str]) -> None:
         signals.reopen(files)
     _error_file = os.environ.pop("GANGRUN_ERROR_FILE", "")
     signals.unblock(is_standby)
-    _part("sampler").start(_part("place_page"))
+    sampler = _part("sampler")
+    sampler.name_as_older_torch()
+    sampler.start(_part("place_page"))
     if "GANGRUN_IMPORTS_FILE" in os.environ:
         _part("boot_standby").learn()  # last: from here on a variable that changes is changed by the script
     if argv[0] == "-m":

@@ -44,6 +44,13 @@ CODES_MAX_COUNT = 20_000
 WAITS = ("/torch/distributed/distributed_c10d", "/torch/distributed/_functional_collectives")
 WAITS_ASLEEP = ("/torch/distributed/fsdp/", "/torch/nn/parallel/distributed", "/torch/autograd/graph")
 DUMP_ENTRIES_MAX_BYTES = 16 * 1024 * 1024
+# NCCL's own, which only builds with CUDA have, and that of gloo and all others: neither holds what the other does.
+RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+OLDER_NAMES = (
+    ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+    ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+)
+VERSION_MAX_BYTES = 4096
 C10D, C10D_C = "torch.distributed.distributed_c10d", "torch._C._distributed_c10d"
 
 
@@ -238,17 +245,37 @@ def timeout_ms() -> int:
 
 
 def dump(path: str) -> None:
-    """What torch's flight recorder holds, if there is any, next to the page; whole or not at all."""
-    record = getattr(sys.modules.get(C10D_C), "_dump_fr_trace_json", None)
-    if record is None:
-        return
-    told = record()
-    data = told if isinstance(told, bytes) else str(told).encode()
-    if len(data) > DUMP_ENTRIES_MAX_BYTES:
+    """What torch's flight recorders hold, if there are any, next to the page: a JSON list; whole or not at all."""
+    told = []
+    for name in RECORDERS:
+        try:
+            one = getattr(sys.modules.get(C10D_C), name)()
+        except Exception:  # noqa: BLE001 - this torch has none of the kind, or it fails
+            continue
+        told.append(one if isinstance(one, bytes) else str(one).encode())
+    data = b"[%s]" % b",".join(told)
+    if not told or len(data) > DUMP_ENTRIES_MAX_BYTES:
         return
     with open(path + ".new", "wb") as file:
         file.write(data)
     os.rename(path + ".new", path)
+
+
+def name_as_older_torch() -> None:
+    """Called by the main thread, before the script: torch before 2.8 knows its flight recorder's variables by other
+    names, of which later ones warn. What is set already stays.
+    """
+    found = (os.path.join(folder, "torch", "version.py") for folder in sys.path)
+    path = next(filter(os.path.isfile, found), "")
+    if not path:
+        return
+    with open(path, "rb") as file:
+        words = file.read(VERSION_MAX_BYTES).partition(b"__version__ = ")[2][1:].split(b".")
+    if not (len(words) > 1 and words[0].isdigit() and words[1].isdigit()) or (int(words[0]), int(words[1])) >= (2, 8):
+        return
+    for name, older in OLDER_NAMES:
+        if name in os.environ:
+            os.environ.setdefault(older, os.environ[name])
 
 
 def start(layout: Any) -> None:

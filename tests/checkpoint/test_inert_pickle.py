@@ -48,6 +48,17 @@ def test_a_hostile_pickle_is_refused_by_name_and_never_runs(tmp_path: Path, prot
     assert (tmp_path / "ran").exists()
 
 
+def test_the_protocol_of_cpp_code_is_read_only_if_asked_for() -> None:
+    data = pickle.dumps([{"a": (1, 2), "b": "a"}, {"a": 2.5}], 2)
+    with pytest.raises(PickleRefused, match="protocol 2; torch writes 4 or 5"):
+        read(data, ())
+    value = read(data, (), (2,))
+    assert isinstance(value, list)
+    assert [one.pairs for one in value] == [[("a", (1, 2)), ("b", "a")], [("a", 2.5)]]
+    with pytest.raises(PickleRefused, match="do not fit together"):
+        read(b"\x80\x02]q\x05.", (), (2,))
+
+
 def test_even_an_allowed_global_is_only_a_name(tmp_path: Path) -> None:
     value = read(pickle.dumps(Runs(tmp_path / "ran"), 4), {"posix.system"})
     assert isinstance(value, Inert) and value.name == "posix.system"

@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from gangrun.core.events import AgentJoined
-from gangrun.core.evidence import ErrorReport, Evidence, Hang, NodeFinding, RankExit, RankObservation, RankStack
+from gangrun.core.evidence import (
+    Collective,
+    ErrorReport,
+    Evidence,
+    Hang,
+    NodeFinding,
+    RankExit,
+    RankObservation,
+    RankStack,
+)
 from gangrun.core.model import Cause, Failure, Placement, Seat, Sighting, Slot, Verdict
 from gangrun.core.nodes import roster, standing
 from gangrun.core.policy import Policy
@@ -227,6 +236,19 @@ def test_only_victims_blame_nobody() -> None:
     assert verdict.sentence == (
         "2 ranks lost a peer in a collective at step 120, rank 0 on n1 first:"
         " [../gloo/pair.cc:534] Connection closed by peer; which rank left them is not known"
+    )
+
+
+def test_what_the_watchdog_of_nccl_wrote_is_put_together_behind_the_sentence_on_victims() -> None:
+    def told(seq: int, *, is_open: bool) -> tuple[Collective, ...]:
+        return (Collective("0", seq, "nccl:all_reduce", "1000", seq, is_open),)
+
+    late = replace(victim(1, "n1", 10.4), by_us=True, collectives=told(60, is_open=False))
+    exits = (replace(victim(0, "n1", 10.1), collectives=told(61, is_open=True)), victim(3, "n2", 10.2), late)
+    verdict = judge(Evidence(exits=exits))
+    assert verdict.cause is Cause.VICTIMS_ONLY
+    assert verdict.sentence.endswith(
+        "; collective 61 of group 0 is all_reduce of 1000, which rank 1 did not enter (newest 60)"
     )
 
 

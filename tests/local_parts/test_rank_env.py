@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from gangrun.agent.ranks.environment import GangSpec, RankFiles, RankPlace, rank_environment
+from gangrun.agent.ranks.environment import (
+    GangSpec,
+    RankFiles,
+    RankPlace,
+    is_set_at_launch,
+    rank_environment,
+)
+from gangrun.agent.ranks.flight_dumps import watchdog_dump
 from gangrun.wire.messages import Launch
 from gangrun.wire.spec import CheckpointSpec
 from tests.local_parts.gang import order
@@ -52,6 +59,9 @@ GOLDEN = {
     "TORCHELASTIC_USE_AGENT_STORE": "False",
     "TORCHELASTIC_ERROR_FILE": "/m/te",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_FR_DUMP_TEMP_FILE": "/run/flight-recorder/attempt-2-rank-",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     "OMP_NUM_THREADS": "1",
     "PYTHONUNBUFFERED": "1",
     "GANGRUN_RUN": "run-1",
@@ -85,6 +95,19 @@ def test_what_the_user_set_stays_unless_it_names_another_rank() -> None:
     user = {"PYTHONUNBUFFERED": "0", "NCCL_DEBUG": "WARN", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
     seen = environment(base, user)
     assert seen == {**GOLDEN, **base, **user, "RANK": "5"}
+
+
+def test_what_the_user_says_of_nccls_flight_recorder_stays_under_any_name() -> None:
+    """A second name would win over the user's: torch prefers its newer one."""
+    older = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/trace_"}
+    seen = environment(older, {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"})
+    told = {name: value for name, value in seen.items() if name.startswith("TORCH_") and "ASYNC" not in name}
+    assert told == {**older, "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+    assert watchdog_dump(seen, 5) == Path("/mine/trace_5")
+    newer = {"TORCH_FR_DUMP_TEMP_FILE": "/newer/", "TORCH_FR_BUFFER_SIZE": "7", **older}
+    assert watchdog_dump(environment(newer), 5) == Path("/newer/5")
+    assert watchdog_dump({}, 5) is None
+    assert is_set_at_launch("TORCH_FR_DUMP_TEMP_FILE"), "it changes with each attempt, and makes no standby stale"
 
 
 def test_a_rank_alone_on_its_node_gets_all_threads() -> None:

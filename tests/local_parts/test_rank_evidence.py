@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.agent.brain import facts
-from gangrun.core.evidence import RankExit
+from gangrun.core.evidence import Collective, RankExit
 from tests.local_parts.gang import Harness, harness, order
 
 SURVIVED = """
@@ -66,6 +66,37 @@ def test_an_error_that_the_script_shows_as_the_last_thing_ended_it(
     """
     died = ended(tmp_path, script, through_boot=through_boot)
     assert died.error is not None and (died.error.kind, died.error.message) == ("RuntimeError", "bad shard 7")
+
+
+WATCHDOG = """
+    import os, sys
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    for _ in range(3):
+        dist.all_reduce(torch.ones(1000))
+    with open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + os.environ["RANK"], "wb") as file:
+        file.write({what})
+    sys.exit(3)
+"""
+DUMP = "torch._C._distributed_c10d._dump_fr_trace()"
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        (DUMP, (Collective("0", 3, "gloo:all_reduce", "1000", 3, True),)),  # as the watchdog of NCCL writes it
+        (DUMP + "[:-9]", ()),
+        ("b'{}'", ()),
+        ("__import__('pickle').dumps({'entries': [print]}, 2)", ()),  # it would be called by whoever unpickles it
+        ("__import__('pickle').dumps({'entries': 1}, 2)", ()),
+        ("bytes((64 << 20) + 1)", ()),
+    ],
+)
+def test_what_the_watchdog_of_nccl_wrote_is_read_at_the_ranks_end(
+    tmp_path: Path, what: str, told: tuple[Collective, ...]
+) -> None:
+    (tmp_path / "run" / "flight-recorder").mkdir(parents=True)
+    assert ended(tmp_path, WATCHDOG.replace("{what}", what)).collectives == told
 
 
 HELPER = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -117,7 +118,53 @@ def test_collectives_are_counted_and_the_flight_recorder_is_written_when_asked(t
         assert not run.page.has_dumped
         run.page.ask_dump()
         until(lambda: run.page.has_dumped, 20, "a dump")
-        assert Path(run.page.path + ".dump").read_text() == '{"entries": []}'
+        assert Path(run.page.path + ".dump").read_text() == '[{"entries": []}]'
+
+
+NCCL_TOO = """
+c_level._dump_nccl_trace_json = lambda: b'{"entries": [1]}'
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (FAKE_TORCH + NCCL_TOO, '[{"entries": [1]},{"entries": []}]'),  # CUDA builds keep those of NCCL apart
+        (FAKE_TORCH + "c_level._dump_nccl_trace_json = lambda: 1 / 0\n", '[{"entries": []}]'),
+    ],
+)
+def test_the_flight_recorder_of_nccl_and_that_of_gloo_are_both_written(tmp_path: Path, text: str, told: str) -> None:
+    with booted(tmp_path, text + "print('ready', flush=True)\nsys.stdin.readline()\n") as run:
+        run.page.ask_dump()
+        until(lambda: run.page.has_dumped, 20, "a dump")
+        assert Path(run.page.path + ".dump").read_text() == told
+
+
+@pytest.mark.parametrize(
+    ("version", "older"),
+    [
+        ("'2.7.1+cu128'", ["7", "/x/", "mine"]),
+        ("'2.6.0a0+git1234'", ["7", "/x/", "mine"]),
+        ("'2.8.0'", [None, None, "mine"]),
+        ("'2.13.0+cpu'", [None, None, "mine"]),
+        ("None", [None, None, "mine"]),
+    ],
+)
+def test_only_an_older_torch_is_told_of_its_flight_recorder_by_the_older_names(
+    tmp_path: Path, version: str, older: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text(f"from typing import Optional\n\n__version__ = {version}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "7")
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "/x/")
+    names = ["TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"]
+    script = f"import json, os\nprint(json.dumps([os.environ.get(name) for name in {names}]), flush=True)\n"
+    with booted(tmp_path, script) as run:
+        assert json.loads(run.first_line) == older[:2]
+    monkeypatch.setenv(names[1], "mine")
+    with booted(tmp_path / "torch", script) as run:
+        assert json.loads(run.first_line)[1] == older[2], "what the user set stays"
 
 
 def test_a_rank_that_ended_has_no_sampler_but_its_forked_child_does_not_end_it(tmp_path: Path) -> None:

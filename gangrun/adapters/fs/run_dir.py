@@ -201,6 +201,11 @@ class RunPaths:
         return self.root / "stacks" / str(attempt) / f"rank-{rank}.txt"
 
     @property
+    def recorded(self) -> Path:
+        """Folder of what NCCL's flight recorder held at a time-out; torch makes no folder for it."""
+        return self.root / "flight-recorder"
+
+    @property
     def resume(self) -> Path:
         """Symlink to the checkpoint in use."""
         return self.root / "resume"
@@ -254,7 +259,7 @@ def create_run(disk: Disk, runs_dir: Path, wall: float, randomness: Callable[[in
 
 
 def _furnish(disk: Disk, paths: RunPaths) -> None:
-    for folder in (paths.machine, paths.keys, paths.terms, paths.journals, paths.jobs, paths.logs):
+    for folder in (paths.machine, paths.keys, paths.terms, paths.journals, paths.jobs, paths.logs, paths.recorded):
         disk.mkdir(folder)
     for folder in (paths.machine, paths.root, paths.root.parent):
         disk.fsync_dir(folder)

@@ -233,8 +233,12 @@ _OF_A_GANG = (
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID",
     "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES",
     "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE",
-    "SLURM_GTIDS", "SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST",
+    "SLURM_GTIDS", "SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "TORCH_FR_DUMP_TEMP_FILE",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
 )  # fmt: skip
+BUFFER_SIZES = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+DUMP_PREFIXES = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+RECORDED_COUNT = "2000"  # entries, torch's own default since 2.9
 ROLE = "default"
 INTERNAL = ("GANGRUN_LEASE_FD", "GANGRUN_WARDEN_FD", "GANGRUN_AGENT_INCARNATION")
 
@@ -381,6 +385,7 @@ def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict
         environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: ranks that share a node must not flood it
     environment.setdefault("PYTHONUNBUFFERED", "1")
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    _keep_collectives(environment, spec, order.attempt)
     if spec.replay_every_count:
         environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is not deterministic
     environment.update(_visible_gpus(place, environment))
@@ -430,6 +435,17 @@ def rank_environment(place: RankPlace, files: RankFiles, agent_pid: int) -> dict
         if not is_save_time(order.resume_step):
             environment.update(GANGRUN_RESUME_STEP=str(order.resume_step))
     return environment
+
+
+def _keep_collectives(environment: dict[str, str], spec: GangSpec, attempt: int) -> None:
+    """NCCL's flight recorder: on, written when a collective times out, and where the agent reads it. The first name of
+    each is torch's from 2.8 on (``node/sampler.py`` gives older ones theirs); what the user set under any name stays.
+    """
+    prefix = str(spec.run_directory / "flight-recorder" / f"attempt-{attempt}-rank-")
+    values = ((BUFFER_SIZES, RECORDED_COUNT), (DUMP_PREFIXES, prefix), (("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1"))
+    for names, value in values:
+        if not any(name in environment for name in names):
+            environment[names[0]] = value
 
 
 def _visible_gpus(place: RankPlace, environment: Mapping[str, str]) -> dict[str, str]:

@@ -22,8 +22,16 @@ from pathlib import Path
 import msgspec
 
 from gangrun.agent.brain import facts
-from gangrun.agent.ranks.environment import AttemptFiles, GangSpec, RankFiles, RankPlace, rank_environment, tag_prefix
+from gangrun.agent.ranks.environment import (
+    AttemptFiles,
+    GangSpec,
+    RankFiles,
+    RankPlace,
+    rank_environment,
+    tag_prefix,
+)
 from gangrun.agent.ranks.exits import READ_WITHIN_S, OomCounter, WatchedRank, memory_words, watch
+from gangrun.agent.ranks.flight_dumps import watchdog_dump
 from gangrun.agent.ranks.logs import RankLogs
 from gangrun.agent.ranks.observe import (
     NodeRoom,
@@ -289,7 +297,8 @@ class RankGang:
         else:
             gang.logs.say(f"rank {rank} is debugged: what it prints went to {debugged} and is not here")
         gang.told[rank] = ScriptReports(rank, slot, gang.logs)
-        gang.ranks[rank] = WatchedRank(rank, spec.node, child, proc, slot, files, spec.through_boot, page)
+        dump = None if spec.per_node else watchdog_dump(environment, rank)
+        gang.ranks[rank] = WatchedRank(rank, spec.node, child, proc, slot, files, spec.through_boot, page, dump)
         if IMPORTS_FILE in environment and not debugged:
             gang.wanted[place.local_rank] = WarmRank(argv, environment, files.imports, self._standby_tag(place))
         return was_ready

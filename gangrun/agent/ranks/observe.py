@@ -22,10 +22,10 @@ from pathlib import Path
 
 import msgspec
 
+from gangrun.agent.ranks import flight_dumps
 from gangrun.agent.ranks.exits import WatchedRank, oom_file
 from gangrun.agent.ranks.logs import RankLogs
 from gangrun.core.evidence import Anomaly, Collective, RankStack, SelfChecks
-from gangrun.core.recovery import flight_recorder
 from gangrun.core.recovery.fill_rules import NodeUse
 from gangrun.core.recovery.loss_rules import LossWatch
 from gangrun.core.recovery.standing import Look
@@ -436,12 +436,7 @@ def _recorded(subject: WatchedRank) -> tuple[Collective, ...]:
     """What its flight recorder held when it began to stand; () if it could not write it, or wrote something else."""
     if subject.place is None or not subject.place.has_dumped:
         return ()
-    try:
-        told = msgspec.json.decode(Path(f"{subject.place.path}.dump").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return ()
-    entries = told.get("entries") if isinstance(told, dict) else None
-    return flight_recorder.newest(entries) if isinstance(entries, list) else ()
+    return flight_dumps.written_by_sampler(Path(f"{subject.place.path}.dump"))
 
 
 def _read_from(path: Path, offset: int) -> str:

@@ -274,11 +274,11 @@ _MARK = _Mark()
 class _Machine:
     """One reading of one pickle."""
 
-    __slots__ = ("allowed", "data", "global_names", "memo", "position", "stack")
+    __slots__ = ("allowed", "data", "global_names", "memo", "position", "stack", "versions")
 
-    def __init__(self, data: bytes, allowed: Container[str]) -> None:
+    def __init__(self, data: bytes, allowed: Container[str], versions: Container[int]) -> None:
         self.data = data
-        self.allowed = allowed
+        self.allowed, self.versions = allowed, versions
         self.position = 0
         self.stack: list[object] = []
         self.memo: list[object] = []
@@ -313,14 +313,15 @@ class _Machine:
         return items
 
 
-def read(data: bytes, allowed: Container[str]) -> object:
+def read(data: bytes, allowed: Container[str], versions: Container[int] = (4, 5)) -> object:
     """The pickle's value made of plain numbers, strings, lists, tuples, ``Pairs``, ``Inert`` and ``GlobalName``.
 
     Raises ``PickleRefused`` for anything else, for globals whose ``module.name`` is not in ``allowed`` by name.
+    ``versions``: protocols of pickle that may be written; C++ code of torch writes 2.
     """
     if sum(map(data.count, _ONE_BYTE_OBJECTS)) > _OBJECTS_FLOOR_COUNT + len(data) // _BYTES_PER_OBJECT:
         raise PickleRefused("it builds more objects than a file of its size can need")
-    machine = _Machine(data, allowed)
+    machine = _Machine(data, allowed, versions)
     try:
         return _run(machine)
     except (IndexError, UnicodeDecodeError, struct.error):
@@ -372,13 +373,22 @@ def _run(m: _Machine) -> object:
 
 def _proto(m: _Machine) -> None:
     version = m.number(1)
-    if not 4 <= version <= 5:
+    if version not in m.versions:
         raise PickleRefused(f"it is written in pickle protocol {version}; torch writes 4 or 5")
 
 
 def _frame(m: _Machine) -> None:
     if m.number(8) > len(m.data) - m.position:
         raise PickleRefused("it ends in the middle (torn)")
+
+
+def _put(width: int) -> Callable[[_Machine], None]:
+    def operation(m: _Machine) -> None:
+        if m.number(width) != len(m.memo):
+            raise PickleRefused("its operations do not fit together")
+        m.memo.append(m.stack[-1])
+
+    return operation
 
 
 def _text(width: int) -> Callable[[_Machine], None]:
@@ -491,6 +501,8 @@ def _top(m: _Machine, kind: type[T]) -> T:
 _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
     0x80: _proto,
     0x95: _frame,
+    0x71: _put(1),
+    0x72: _put(4),
     0x8C: _text(1),
     0x58: _text(4),
     0x8D: _text(8),

@@ -135,7 +135,7 @@ def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
         return Verdict(cause, Failure.SCRIPT, (), (), "", stop.sentence, stop.is_final)
     victims = [rank_exit for rank_exit in evidence.exits if not rank_exit.by_us]
     if victims:
-        return blame_hang.lost_peers(
+        lost = blame_hang.lost_peers(
             victims,
             evidence.hang,
             attempt_step=scene.attempt_step,
@@ -143,6 +143,7 @@ def _first_impression(evidence: Evidence, scene: _Scene) -> Verdict:
             finished=scene.finished,
             addresses=scene.addresses,
         )
+        return blame_hang.with_recorded(lost, evidence.exits)
     if evidence.hang is not None:
         return blame_hang.verdict(evidence.hang, scene.attempt_step, scene.world_size)
     if evidence.unfinished:

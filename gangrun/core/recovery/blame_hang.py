@@ -32,9 +32,13 @@ STUCK = "D"
 
 def verdict(hang: Hang, attempt_step: int, world_size: int = 0) -> Verdict:
     """What a stall tells, with what torch's flight recorder says; suspects only if the named ranks sit on one node."""
-    stood = _stood(hang, attempt_step, world_size)
-    recorded = flight_recorder.sentence(hang.stacks)
-    return replace(stood, sentence=f"{stood.sentence}; {recorded}") if recorded else stood
+    return with_recorded(_stood(hang, attempt_step, world_size), hang.stacks)
+
+
+def with_recorded(found: Verdict, ranks: Sequence[RankStack | RankExit]) -> Verdict:
+    """The same, with what the flight recorders of these ranks say together."""
+    recorded = flight_recorder.sentence(ranks)
+    return replace(found, sentence=f"{found.sentence}; {recorded}") if recorded else found
 
 
 def _stood(hang: Hang, attempt_step: int, world_size: int) -> Verdict:

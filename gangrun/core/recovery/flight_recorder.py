@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gangrun.core.evidence import Collective, RankStack
+from gangrun.core.evidence import Collective, RankExit, RankStack
 from gangrun.core.text import counted, listed
 
 GROUPS_MAX_COUNT = 2  # of each rank, the newest: 16,384 ranks write theirs into the journal
@@ -52,7 +52,7 @@ def _is_gloo(op: str) -> bool:
     return op.startswith("gloo:")
 
 
-def sentence(stacks: Sequence[RankStack]) -> str:
+def sentence(stacks: Sequence[RankStack | RankExit]) -> str:
     """What all ranks' recorders say together; "" if that is nothing."""
     groups: dict[str, dict[int, Collective]] = defaultdict(dict)
     for stack in stacks:

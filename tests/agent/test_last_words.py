@@ -303,6 +303,12 @@ def test_who_held_how_much_memory(held: dict[int, int], words: str) -> None:
     assert memory_words(held, 3.2) == words
 
 
+def test_the_limit_and_what_standbys_held_are_told_too() -> None:
+    told = memory_words({1: 824_000_000}, 3.2, 1_468_006_400, 400_000_000)
+    expected = "3 s before, of 1.47 GB allowed, rank 1 held 0.824 GB, standbys held 0.4 GB (--no-warm keeps none)"
+    assert told == expected
+
+
 def test_memory_that_a_process_holds_is_seen() -> None:
     before = memory_bytes(os.getpid())
     with mmap.mmap(-1, 64 << 20) as held:  # the heap may have had as much to spare

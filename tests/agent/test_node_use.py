@@ -67,6 +67,18 @@ def test_what_is_left_is_the_nodes_or_the_tightest_limit_of_our_cgroups(
     assert room(tmp_path, "0::/job/task\n", {"job/task/memory.events": "oom_kill 0\n", **files}) == left
 
 
+def test_the_tightest_limit_of_our_cgroups_is_told_itself(tmp_path: Path) -> None:
+    room(tmp_path, "0::/job/task\n", {"job/task/memory.events": "", **v2("job/task", 4 * GIB, 0, 0)})
+    found = NodeRoom(tmp_path / "proc", tmp_path / "cgroup")
+    assert found.limit_bytes() == 4 * GIB
+    for path, limit in (("job/memory.max", GIB), ("memory.limit_in_bytes", GIB // 2), ("job/task/memory.max", "max")):
+        (tmp_path / "cgroup" / path).write_text(f"{limit}\n")
+        assert found.limit_bytes() == (GIB if path == "job/memory.max" else GIB // 2)
+    for path in ("job/memory.max", "memory.limit_in_bytes"):
+        (tmp_path / "cgroup" / path).write_text("9223372036854771712\n")
+    assert found.limit_bytes() == NodeRoom(tmp_path, tmp_path / "none").limit_bytes() == 0
+
+
 def test_cgroups_of_the_first_version_have_limits_too(tmp_path: Path) -> None:
     group = "memory/job"
     files = {

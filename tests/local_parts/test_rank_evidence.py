@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import signal
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -10,8 +12,15 @@ from pathlib import Path
 import pytest
 
 from gangrun.agent.brain import facts
+from gangrun.agent.ranks.environment import RankFiles
+from gangrun.agent.ranks.exits import OomCounter, WatchedRank, watch
+from gangrun.agent.ranks.logs import RankLogs
 from gangrun.core.evidence import Collective, RankExit
-from tests.local_parts.gang import Harness, harness, order
+from gangrun.node.processes import read_proc
+from gangrun.wire.progress import ProgressPage
+from gangrun.wire.spec import LogSpec
+from tests.local_parts.gang import Harness, boottime, harness, order
+from tests.waiting import until
 
 SURVIVED = """
 import logging, os, sys, time
@@ -150,3 +159,27 @@ def test_what_python_prints_after_the_error_does_not_hide_it(tmp_path: Path) -> 
     died = ended(tmp_path, script, through_boot=False)
     assert died.error is not None and (died.error.kind, died.error.message) == ("RuntimeError", "bad shard 7")
     assert died.tail, "people see what came after it"
+
+
+@pytest.mark.parametrize(("stopped", "is_oom"), [(False, True), (True, False)])
+def test_only_what_fell_before_we_stopped_the_others_was_killed_for_memory(
+    tmp_path: Path, stopped: bool, is_oom: bool
+) -> None:
+    """The kernel's counter is one for all: it says nothing of a rank that we killed because of the first one's end."""
+    own, events = tmp_path / "self", tmp_path / "memory.events"
+    own.write_text("0::/\n")
+    events.write_text("oom 0\noom_kill 0\n")
+    oom, files, told = OomCounter(own, tmp_path), RankFiles.below(tmp_path, 0), list[RankExit]()
+    child = subprocess.Popen(["sleep", "600"])
+    proc = read_proc(child.pid)
+    assert proc is not None
+    rank = WatchedRank(0, "n", child, proc, ProgressPage(str(files.slot), 0), files, through_boot=True)
+    logs = RankLogs("n", tmp_path / "logs", LogSpec(), boottime)
+    stopped_at = boottime() if stopped else math.inf
+    watch(rank, logs, oom, lambda: stopped_at, boottime, told.append, memory=lambda: "rank 0 held 1 GB")
+    events.write_text("oom 1\noom_kill 1\n")
+    child.kill()
+    until(rank.told.is_set, 30, "how it ended")
+    assert [(how.signal, how.oom_kill, how.memory) for how in told] == [
+        (9, is_oom, "rank 0 held 1 GB" if is_oom else "")
+    ]

@@ -366,15 +366,20 @@ def oom_file(proc: Path, root: Path) -> Path | None:
 MEMORY_NAMED_COUNT = 4
 
 
-def memory_words(held: Mapping[int, int], ago_s: float) -> str:
-    """``3 s before, rank 1 held 12.4 GB, rank 0 held 3.1 GB``; "" if nobody looked. ``held``: bytes by rank."""
+def memory_words(held: Mapping[int, int], ago_s: float, limit_bytes: int = 0, standbys_bytes: int = 0) -> str:
+    """``3 s before, rank 1 held 12.4 GB, rank 0 held 3.1 GB``; "" if nobody looked. ``held``: bytes by rank.
+
+    ``limit_bytes``: of the job's cgroup; 0: not known.
+    """
     most = sorted(held.items(), key=lambda one: (-one[1], one[0]))[:MEMORY_NAMED_COUNT]
     told = [f"rank {rank} held {size / 1e9:.3g} GB" for rank, size in most]
     if not told:
         return ""
     rest_bytes = sum(held.values()) - sum(size for _, size in most)
     rest = [f"{len(held) - len(most)} other ranks {rest_bytes / 1e9:.3g} GB"] if len(held) > len(most) else []
-    return f"{ago_s:.0f} s before, {', '.join([*told, *rest])}"
+    ours = [f"standbys held {standbys_bytes / 1e9:.3g} GB (--no-warm keeps none)"] if standbys_bytes else []
+    of_limit = f" of {limit_bytes / 1e9:.3g} GB" if limit_bytes else ""
+    return f"{ago_s:.0f} s before,{of_limit and f'{of_limit} allowed,'} {', '.join([*told, *rest, *ours])}"
 
 
 READ_WITHIN_S = 5.0  # for its last lines, which lie in its pipes: only a node that hardly runs needs longer
@@ -450,7 +455,7 @@ def watch(
         stderr = logs.stderr_tail(rank.rank)
         words = last_words(rank.files, stderr, died, through_boot=rank.through_boot) if code else LastWords()
         ours = (words.written_at if words.reported else at) >= stopped_at()
-        was_oom = code == -9 and oom.killed_since()
+        was_oom = code == -9 and at < stopped_at() and oom.killed_since()  # later on we kill, for the first one's end
         how = replace(
             died,
             oom_kill=was_oom,

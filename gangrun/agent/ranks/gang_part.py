@@ -117,6 +117,7 @@ class _Gang:
         self.told: dict[int, ScriptReports] = {}
         self.began_at = now()
         self.memory_at, self.memory = 0.0, dict[int, int]()  # when it was looked at, and bytes by rank
+        self.memory_limit_bytes = self.standbys_bytes = 0  # likewise
         self.seen: dict[int, Proc] = {}  # children that ranks were seen to have, by pid
         self.locks: dict[str, tuple[int, int]] = {}  # of builds, that ranks were seen to hold
         self.looks_count = 0
@@ -252,7 +253,9 @@ class RankGang:
                 lambda how: self._tell(facts.RankEnded(gang.attempt, how)),
                 lambda: gang.orphan_pids.update(new_children(spec.warden_pid, {}) if spec.warden_pid else ()),
                 gang.told[started.rank],
-                lambda: memory_words(gang.memory, self._now() - gang.memory_at),
+                lambda: memory_words(
+                    gang.memory, self._now() - gang.memory_at, gang.memory_limit_bytes, gang.standbys_bytes
+                ),
             )
         return tuple(rank.live for rank in gang.ranks.values())
 
@@ -414,6 +417,8 @@ class RankGang:
         if self._now() - gang.memory_at >= MEMORY_EVERY_S:
             gang.memory_at = self._now()
             gang.memory = {rank.rank: memory_bytes(rank.proc.pid) for rank in gang.alive()}
+            gang.memory_limit_bytes = self._room.limit_bytes()
+            gang.standbys_bytes = sum(self._standbys.sizes_bytes().values())
         for rank in gang.alive():
             gang.seen |= new_children(rank.proc.pid, gang.seen)
         gang.look_for_locks()

@@ -254,6 +254,10 @@ class NodeRoom:
         lefts = [left for left in (self._of_kernel(), *map(_left_of_group, self._groups)) if left is not None]
         return max(0, min(lefts)) if lefts else -1
 
+    def limit_bytes(self) -> int:
+        """The tightest limit of our cgroups; 0 if there is none."""
+        return min((found for one in self._groups if (found := _limit_of_group(one)) is not None), default=0)
+
     def _of_kernel(self) -> int | None:
         try:
             lines = (self._proc / "meminfo").read_text().splitlines()
@@ -312,6 +316,16 @@ def _left_of_group(folder: Path) -> int | None:
             return most - int((folder / used).read_text()) + sum(int(pairs.get(name, 0)) for name in caches)
         except (OSError, ValueError):
             continue  # "max" is no number
+    return None
+
+
+def _limit_of_group(folder: Path) -> int | None:
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        try:
+            limit_bytes = int((folder / name).read_text())
+        except (OSError, ValueError):
+            continue
+        return limit_bytes if limit_bytes < UNLIMITED_BYTES else None
     return None
 
 

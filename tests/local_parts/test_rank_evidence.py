@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import subprocess
@@ -161,15 +162,19 @@ def test_what_python_prints_after_the_error_does_not_hide_it(tmp_path: Path) -> 
     assert died.tail, "people see what came after it"
 
 
-@pytest.mark.parametrize(("stopped", "is_oom"), [(False, True), (True, False)])
-def test_only_what_fell_before_we_stopped_the_others_was_killed_for_memory(
-    tmp_path: Path, stopped: bool, is_oom: bool
+@pytest.mark.parametrize(
+    ("stopped", "reported", "is_oom"), [(False, False, True), (True, False, False), (False, True, False)]
+)
+def test_only_a_rank_that_we_did_not_kill_was_killed_for_memory(
+    tmp_path: Path, stopped: bool, reported: bool, is_oom: bool
 ) -> None:
     """The kernel's counter is one for all: it says nothing of a rank that we killed because of the first one's end."""
     own, events = tmp_path / "self", tmp_path / "memory.events"
     own.write_text("0::/\n")
     events.write_text("oom 0\noom_kill 0\n")
     oom, files, told = OomCounter(own, tmp_path), RankFiles.below(tmp_path, 0), list[RankExit]()
+    if reported:  # its peer was gone; such ranks are killed before the others
+        files.error.write_text(json.dumps({"type": "RuntimeError", "message": "lost", "written_at": boottime()}))
     child = subprocess.Popen(["sleep", "600"])
     proc = read_proc(child.pid)
     assert proc is not None

@@ -455,7 +455,8 @@ def watch(
         stderr = logs.stderr_tail(rank.rank)
         words = last_words(rank.files, stderr, died, through_boot=rank.through_boot) if code else LastWords()
         ours = (words.written_at if words.reported else at) >= stopped_at()
-        was_oom = code == -9 and at < stopped_at() and oom.killed_since()  # later on we kill, for the first one's end
+        by_itself = not words.reported and at < stopped_at()  # else we killed it, because of its error or another's end
+        was_oom = code == -9 and by_itself and oom.killed_since()
         how = replace(
             died,
             oom_kill=was_oom,

@@ -15,7 +15,8 @@ from gangrun.core.evidence import AlertKind, RankExit, RankObservation, RankStac
 from gangrun.core.model import CheckpointRef, Inventory
 from gangrun.core.nodeset import fold
 from gangrun.core.recovery import self_checks
-from gangrun.core.text import counted, listed, one_line, signal_name, step_words
+from gangrun.core.text import counted, listed, one_line, step_words
+from gangrun.runs import failures
 from gangrun.runs.failures import RANK_STATES
 
 _DEADLINES = {
@@ -55,11 +56,10 @@ def ranks_words(ranks: Iterable[int]) -> str:
 
 def exit_words(died: RankExit) -> str:
     """How one rank ended, with its own words."""
-    by_signal = died.signal is not None
-    how = f"killed by {signal_name(died.signal or 0)}" if by_signal else f"ended with exit code {died.code}"
+    how = f"ended with exit code {died.code}" if died.signal is None else failures.signal_words(died)
     if died.oom_kill:
         how += ", because its cgroup reached its memory limit"
-    if died.by_us:
+    if died.by_us and not failures.is_stopped(died):
         how += ", after gangrun had begun to stop the ranks"
     if died.error is not None:
         how += f": {one_line(f'{died.error.kind}: {died.error.message}')}"

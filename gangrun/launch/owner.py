@@ -33,7 +33,7 @@ from gangrun.entry.wiring import loss_part, output_part, urgent_part
 from gangrun.errors import UserError
 from gangrun.launch.stop import tell_end, wait_for_end
 from gangrun.ports import Clock
-from gangrun.runs.failures import failure_in
+from gangrun.runs.failures import failure_in, is_stopped
 from gangrun.runs.follow import JournalReplay
 from gangrun.runs.rank_output import Wanted, tail_of
 from gangrun.runs.snapshot import read
@@ -249,8 +249,8 @@ def closing(paths: RunPaths) -> list[str]:
         return [f"{on}; gangrun explain {run} shows every decision"]
     failure = failure_in(reading, reading.state.attempt.number, Wanted())
     told = [f"gangrun explain {run} shows every decision; {on}"]
-    if not failure.groups and not failure.hung:
-        return told
+    if not failure.hung and all(is_stopped(group.exit) and group.exit.error is None for group in failure.groups):
+        return told  # no rank failed: the run was ended for another reason, which is told above
     tails = {one.exit.rank: tail_of(paths, failure.number, one.exit.rank) for one in failure.groups[:1]}
     more = f"gangrun logs --errors {run} shows all tracebacks"
     return [*closing_lines(failure, tails, color=sys.stderr.isatty()), more, *told]

@@ -57,6 +57,20 @@ def exits_of(records: Iterable[Record]) -> dict[int, list[RankExit]]:
     return found
 
 
+OUR_SIGNALS = frozenset({9, 15})  # with which ranks are stopped
+
+
+def is_stopped(died: RankExit) -> bool:
+    """Did it end by a signal of gangrun's, which says nothing of the rank?"""
+    return died.by_us and died.signal in OUR_SIGNALS
+
+
+def signal_words(died: RankExit) -> str:
+    """Of a rank that ended by a signal."""
+    name = signal_name(died.signal or 0)
+    return f"stopped by gangrun with {name}" if is_stopped(died) else f"killed by {name}"
+
+
 def _last_steps(records: Iterable[Record], attempt: int) -> dict[int, int]:
     """The step with which each rank of an attempt finished: the last heartbeat may have known an earlier one."""
     finished = [record.event or {} for record in records if record.kind == "RankFinished"]
@@ -86,7 +100,7 @@ def rank_statuses(run: RunSnapshot) -> tuple[RankStatus, ...]:
             pid, word, step = known.get(rank, (0, "", -1))
             if rank in exits:
                 died = exits[rank]
-                how = f"exit code {died.code}" if died.signal is None else f"killed by {signal_name(died.signal)}"
+                how = f"exit code {died.code}" if died.signal is None else signal_words(died)
                 word, step = f"ended ({how})", max(step, died.step)
             elif rank in state.attempt.finished:
                 word, step = "ended (exit code 0)", max(step, last_steps.get(rank, -1))

@@ -10,8 +10,9 @@ from pathlib import Path
 from gangrun.adapters.clock import SystemClock
 from gangrun.adapters.fs.disk import Disk
 from gangrun.agent.ranks.logs import CappedLog
-from gangrun.core.events import CancelRequested, ProgressMarked, ProgressStalled, RankExited, StacksTaken
-from gangrun.core.evidence import RankExit, RankObservation, RankStack
+from gangrun.core.events import AnomalySeen, CancelRequested, ProgressMarked, ProgressStalled, RankExited, StacksTaken
+from gangrun.core.evidence import Anomaly, AnomalyKind, RankExit, RankObservation, RankStack
+from gangrun.core.model import OnAnomaly, Phase
 from gangrun.core.policy import Policy
 from gangrun.display.live_view import LiveView, Observer
 from gangrun.launch.owner import closing
@@ -211,7 +212,7 @@ def test_errors_begin_with_the_first_to_fail(runs: Path, gangrun: Call) -> None:
     assert said[0].startswith("verdict on attempt 1: rank 2 on n1 raised RuntimeError: shape mismatch")
     assert said[2].startswith("first to fail in attempt 1: rank 2 on n1: ended with exit code 1: RuntimeError")
     text = "\n".join(said)
-    assert text.index("shape mismatch") < text.index("a peer exited first") < text.index("ranks 1,3: killed by SIGTERM")
+    assert text.index("shape mismatch") < text.index("a peer exited first") < text.index("ranks 1,3: stopped by")
     assert "ranks failed in attempt 0 too" in text
 
 
@@ -296,7 +297,7 @@ def test_after_a_hang_the_rank_that_the_verdict_names_comes_first_with_its_stack
     assert "rank 3 on n1 is in data.py:9 in read while the others wait" in said[0]
     assert said[2] == "rank 3 on n1 hung in data.py:9 in read; its stack: /r/stacks/3"
     assert "first to fail" not in "\n".join(said), "all fell because they were stopped"
-    assert said[-1].startswith("ranks 0-3: killed by SIGKILL (9), after gangrun had begun to stop the ranks")
+    assert said[-1].startswith("ranks 0-3: stopped by gangrun with SIGKILL (9)")
     found = gangrun("logs", "--errors", "--json").json
     assert found["hung"] == [{"rank": 3, "node": "n1", "frame": "data.py:9 in read", "stack": "/r/stacks/3"}]
     assert found["verdict"] == story.state.attempts[0].reason
@@ -361,3 +362,17 @@ def test_the_end_of_a_cancelled_run_says_how_to_go_on_and_that_of_a_good_one_doe
     words = f"gangrun resume {story.run} continues the run; gangrun explain {story.run} shows every decision\n"
     assert told_of(story).endswith(words)
     assert "gangrun" not in told_of(succeeded(runs, run="20261118-110640-other")).splitlines()[-1].partition(" ")[2]
+
+
+def test_the_end_of_a_run_in_which_no_rank_failed_names_none(runs: Path) -> None:
+    """All ranks saved, and were stopped for a loss that was NaN."""
+    story = Builder(runs, policy=replace(Policy(), on_anomaly=OnAnomaly.CHECKPOINT)).supervisor().up()
+    story.on(AnomalySeen(0, 0, "n0", Anomaly(AnomalyKind.NOT_FINITE, 7, 47, 40, "loss", "NaN", lasting=True)))
+    for rank in range(4):
+        story.exit(rank, signal=9, by_us=True)
+    story.stopped()
+    assert story.state.phase is Phase.FAILED, story.state.reason
+    run = story.paths.run
+    assert closing(story.paths) == [
+        f"gangrun explain {run} shows every decision; gangrun resume {run} continues the run"
+    ]

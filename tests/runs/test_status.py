@@ -380,6 +380,7 @@ def test_ranks_are_shown_with_node_pid_step_and_state(runs: Path, gangrun: Call)
     found = gangrun("status", "--ranks", "--json").json["ranks"]
     states = {one["rank"]: (one["pid"], one["state"]) for one in found}
     assert states[2] == (4713, "ended (killed by SIGKILL (9))")
+    assert states[1] == (4712, "ended (stopped by gangrun with SIGTERM (15))")
     assert states[0] == (4711, "ended (exit code 1)")
     note_ranks(story.disk, story.paths, 1, 7, rows)  # of another attempt
     assert gangrun("status", "--ranks", "--json").json["ranks"][0]["pid"] is None

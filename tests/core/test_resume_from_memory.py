@@ -74,7 +74,7 @@ def test_ranks_load_the_step_that_all_their_nodes_have() -> None:
     life.ignored(StepHeld(1, STEP, BOTH), "attempt 1 is not being sealed")
     life.choose(saved(10))
     assert life.started().resume == CheckpointRef(30, "", Level.COMPLETE, Savers.CHECKPOINTER, STEP)
-    life.says("resuming from step 30, which n[0-1] have in memory (from the disk alone: nothing was saved yet)")
+    life.says("resuming from step 30, which n[0-1] have in memory (without it: nothing was saved yet)")
     record, known = life.state.attempts[-1], life.state.checkpoints
     assert (record.resumed_from_step, record.memory) == (30, STEP)
     assert (known.newest, known.best_step, known.disk_step, known.held) == (saved(10), 10, 10, None)

@@ -181,7 +181,7 @@ def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Poli
             return _through_disk(state, now, policy, without)
         have = "together have" if memory.is_shared else "has" if len(placed.nodes) == 1 else "have"
         origin = f"resuming from step {memory.step}, which {fold(placed.nodes)} {have} in memory"
-        reason = f"{origin} (from the disk alone: {reason})"
+        reason = f"{origin} (without it: {reason})"
     record = replace(
         state.attempts[-1], nodes=placed.nodes, started=now, resumed_from_step=chosen.step if chosen else None,
         memory=memory,

@@ -38,7 +38,7 @@ KEYS = frozenset(
 )
 CLASSES = (
     "usage", "code", "gpu memory", "foreign process", "host memory", "device", "cpu", "local disk", "storage",
-    "network", "service", "port", "environment", "hang", "left early", "killed", "teardown", "silent rank",
+    "network", "service", "port", "environment", "hang", "left early", "killed", "teardown",
 )  # fmt: skip
 INNOCENT = tuple((Path(__file__).parent / "innocent.txt").read_text().splitlines())  # what stacks write at their start
 STICKS = ("node", "rank", "step", "everywhere", "passes")

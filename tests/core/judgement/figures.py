@@ -205,8 +205,9 @@ that do not fit, Paddle's of a killed loader), so the table below has better fig
 Then these misses, and those of the three sets before, were sorted as they had been when the sets were blind. Of 57
 wrong causes, 13 had a debatable label: two classes fit, and nothing said which one counts. 8 lacked evidence: a script
 that was over and did not say so, or the output of another command instead of an error. One was right in words, but kept
-the cause of an earlier attempt. 35 had a text that no row knew, or that a row knew wrongly. So the classes have borders now, in the next two sections, which the next set's author
-starts from. A silent rank is no class any more: nothing was ever concluded so, and no case had it as its only label.
+the cause of an earlier attempt. 35 had a text that no row knew, or that a row knew wrongly. So the classes have borders
+now, in the next two sections, which the next set's author starts from. A silent rank is no class any more: nothing was
+ever concluded so, and no case had it as its only label.
 
 Each rank, healthy or not, first writes five of 75 lines that libraries and launchers write on healthy nodes, such as a
 device that NCCL does not find; one of them stands on one healthy node only.

@@ -63,6 +63,8 @@ The pattern over nodes and attempts decides where no text is known:
 - One rank fails in the same way again on the same node, at the same step or not: the rank moves to another node.
 - All ranks of one node fail in the same way, and no other rank does: the environment of the node or the code is at
   fault, and the rank moves at once.
+- A program that is not Python's wrote the last line (`file.cc:12`, `Space::function`, `program: `) on many nodes before
+  the first step: what is installed, or how the ranks are started, is at fault.
 - A service, a port or storage does not answer on one node only: it often passes. If it comes again, the rank moves.
   Where no node is free, nodes change places at once. If all ranks of the node find twice that storage does not answer,
   the node is excluded.

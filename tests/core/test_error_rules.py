@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangrun.core.evidence import ErrorReport, Evidence, RankExit
-from gangrun.core.model import Cause, Cure, Failure
+from gangrun.core.model import Cause, Cure, Failure, Sighting
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import error_rules
 from gangrun.core.recovery.error_rules import rule_of
@@ -89,6 +89,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "fabric": ("DistBackendError", "ncclInvalidUsage. Last error: Failed to initialize any NET plugin"),
     "fabric-other": ("Exception", "OFI poll failed (ofi_events.c:1077:Input/output error - PTLTE_NOT_FOUND)"),
     "damaged-file": ("RuntimeError", "PytorchStreamReader failed: invalid header or archive is corrupted"),
+    "device-access": ("PermissionError", "[Errno 1] Operation not permitted: '/dev/kfd'"),
     "access": ("PermissionError", "[Errno 13] Permission denied: '/home/alice/logs/usage.jsonl'"),
     "refused": ("HTTPError", "403 Client Error: Forbidden for url: https://hub/x"),
     "node-gone": ("ray.exceptions.ActorDiedError", "Worker exit detail: Owner's node has crashed."),
@@ -363,6 +364,9 @@ def ended(*lines: str, rank: int = 0) -> RankExit:
         ),
         (("NCCL WARN NET/OFI Invalid communicator object", "NCCL INFO transport/net.cc:985 -> 3"), "fabric-other"),
         (("NCCL WARN Call to shm_open failed : Permission denied", "NCCL INFO include/shm.h:41 -> 2"), "access"),
+        (("NCCL WARN Something that is new", "Aborted (core dumped)"), "fabric-other"),
+        (("ssh: Could not resolve hostname worker-0: Temporary failure in name resolution",), "store-name"),
+        (("mkdir: cannot create directory 'run': Permission denied",), "access"),
         (("tee: log.txt: No space left on device", TEXTS["save-failed"][1]), "storage-full"),
         (("tee: log.txt: it went well", TEXTS["save-failed"][1]), "save-failed"),
         (("RLIMIT_NPROC 128: pthread_create failed for thread 18 of 56", "KeyboardInterrupt"), "open-files"),
@@ -392,6 +396,42 @@ def test_advice_and_a_traceback_that_was_cut_tell_no_more_than_the_line_before(a
     lived = replace(ended(*told.tail, "it went on", rank=4), node="n3")
     assert error_rules.compared((lived, replace(lived, node="n1")), {})[0].shown == ()
     assert ended(*after).shown == (), "there may be nothing else"
+
+
+@pytest.mark.parametrize(
+    ("said", "step", "nodes", "cause"),
+    [
+        ("[n1] Kokkos::Cuda::initialize ERROR: kernels for 3.7, a device of 6.0", -1, "123", Cause.ENVIRONMENT),
+        ("launcher[12]: error: plugin 7 does not start", -1, "123", Cause.ENVIRONMENT),
+        (" .. pid 75: Test failure common.cu:844", -1, "123", Cause.ENVIRONMENT),
+        ("launcher[12]: error: plugin 7 does not start", 120, "123", Cause.RANK_ERROR),  # it had begun
+        ("launcher[12]: error: plugin 7 does not start", -1, "1", Cause.RANK_ERROR),  # and no other node says so
+        ("there is nothing to train on", -1, "123", Cause.RANK_ERROR),  # the script may have said so
+        ("train.py: there is nothing to train on", -1, "123", Cause.RANK_ERROR),
+        ("Error: nothing to train on", -1, "123", Cause.RANK_ERROR),
+        ("common.cu:844: falling back to one kernel", -1, "123", Cause.RANK_ERROR),  # and lives on
+        ("zoo.errors.BadSize: file.cc:12", -1, "123", Cause.RANK_ERROR),  # an exception, as Python heads it
+        ('  File "/opt/job/train.py", line 4, in <module>', -1, "123", Cause.RANK_ERROR),
+        ("", -1, "123", Cause.RANK_ERROR),
+    ],
+)
+def test_what_a_program_that_is_not_the_script_says_on_all_nodes_at_the_start_is_the_environments(
+    said: str, step: int, nodes: str, cause: Cause
+) -> None:
+    """In words that no row knows. It is no sign of what Python's own code does."""
+    exits = tuple(replace(ended(*([said] if said else []), rank=int(one)), node=f"n{one}") for one in nodes)
+    verdict = judge(Evidence(exits=exits), placement=THREE, nodes_count=3, step=step)
+    assert (verdict.cause, verdict.blamed, verdict.final) == (cause, (), False)
+    assert ("no exception of Python" in verdict.sentence) == (cause is Cause.ENVIRONMENT)
+
+
+@pytest.mark.parametrize(("before", "cause"), [("n2", Cause.ENVIRONMENT), ("n1", Cause.HARDWARE)])
+def test_what_only_a_machine_causes_is_the_environments_if_another_node_has_it_too(before: str, cause: Cause) -> None:
+    exits = (raised("RuntimeError", "CUDA error: invalid device ordinal"),)
+    sighting = Sighting("machine: gpu-ordinal", 0, -1, (before,))
+    verdict = judge(Evidence(exits=exits), placement=THREE, nodes_count=3, step=-1, sightings=(sighting,))
+    assert (verdict.cause, verdict.final) == (cause, before == "n2")
+    assert ("the environment is at fault" in verdict.sentence) == verdict.final
 
 
 def test_a_read_only_place_is_no_local_disk_for_the_name_of_its_file() -> None:
@@ -453,8 +493,6 @@ def test_what_one_node_was_excluded_for_is_the_environments_if_the_next_shows_it
 
 
 def error_rules_sighting(verdict, attempt, step):  # type: ignore[no-untyped-def]
-    from gangrun.core.model import Sighting
-
     return Sighting(verdict.signature, attempt, step, verdict.blamed)
 
 

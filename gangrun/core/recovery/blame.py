@@ -288,6 +288,12 @@ def _fell(first: RankExit, evidence: Evidence, scene: _Scene) -> Verdict:
     is_whole = _is_whole_node(first, spread, scene)
     may_be_known = bool(signature) or (is_whole and cause is Cause.KILLED)
     rank = first.rank if suspects and may_be_known and (is_whole or not error_rules.is_plain(first)) else NO_RANK
+    if spread.is_many and scene.attempt_step < 0 and cause is Cause.RANK_ERROR and error_rules.is_native(first):
+        sentence += (
+            "; that is no exception of Python, and ranks on many nodes ended so before the first step: what is"
+            " installed, or how the ranks are started, is at fault"
+        )
+        return Verdict(Cause.ENVIRONMENT, Failure.NODE, (), (), signature, sentence)
     verdict = Verdict(cause, Failure.SCRIPT, (), suspects, signature, sentence, rank=rank)
     if not is_whole or cause is not Cause.RANK_ERROR or error_rules.is_plain(first):
         return verdict
@@ -464,7 +470,10 @@ def _same_again(verdict: Verdict, before: Sighting, first: RankExit | None, atte
     sentence = f"{verdict.sentence}; {again}: the {whose} is at fault, so another attempt would fail too"
     sentence += f": {told}" if told else ""
     failure = Failure.STORAGE if verdict.failure is Failure.STORAGE else Failure.SCRIPT
-    return Verdict(move.cause_of_same(verdict), failure, (), (), verdict.signature, sentence, final=True)
+    is_elsewhere = bool(verdict.suspects and before.nodes) and not set(verdict.suspects) & set(before.nodes)
+    is_everywhere = is_elsewhere and verdict.cause in {Cause.HARDWARE, Cause.CPU} and whose == "environment"
+    cause = Cause.ENVIRONMENT if is_everywhere else move.cause_of_same(verdict)
+    return Verdict(cause, failure, (), (), verdict.signature, sentence, final=True)
 
 
 def _traceback_of(first: RankExit | None) -> str:

@@ -194,7 +194,10 @@ def _own(died: RankExit) -> Rule | None:
     if error is None and known and known[0].name == "ib-completion":
         return known[0]  # what NCCL's own teardown runs into then
     rule = next((rule for rule in known if rule.name not in _VAGUE), known[0] if known else None)
-    if rule is None and any(speakers.speaker_of(line.lower()) is speakers.Speaker.FABRIC for line in last_words):
+    if rule is None and (
+        any(speakers.speaker_of(line.lower()) is speakers.Speaker.FABRIC for line in last_words)
+        or (error is None and speakers.is_of_nccl(_last_line(died)))
+    ):
         return BY_NAME["fabric-other"]
     return _by_speaker(texts[0], trace, rule) if error is not None and not is_bug else rule
 
@@ -220,6 +223,18 @@ def _by_speaker(text: str, trace: str, rule: Rule | None) -> Rule | None:
             return BY_NAME["library"]  # two packages that do not fit each other
         case _:
             return rule
+
+
+def is_native(died: RankExit) -> bool:
+    """Did a program or library that is not Python's say last why it ended, in words that no row knows?"""
+    said = [line.lower() for line in died.tail]
+    return died.error is None and not any(map(speakers.is_pythons, said)) and speakers.is_native(_last_line(died))
+
+
+def _last_line(died: RankExit) -> str:
+    """The last line that tells something, of lower case; "" if there is none."""
+    said = [line.lower() for line in died.tail if not is_remark(line)]
+    return said[_last_told(said)] if said else ""
 
 
 def is_plain(died: RankExit) -> bool:

@@ -114,6 +114,10 @@ DEVICES: tuple[Rule, ...] = (
          r"|unsupported display driver ?/ ?cuda driver|systemdrivermismatch|system_driver_mismatch|insufficientdriver"
          r"|forward compatibility was attempted on non.supported|compatnotsupportedondevice",
          Cause.HARDWARE, EXCLUDE, END, CUDA_DOCS),
+    Rule("device-access", "a device that the process may not open",
+         r"/dev/(kfd|neuron|nvidia|accel|davinci|habana|dri|infiniband|dxg)[^\n]{0,80}(permission denied|not permitted)"
+         r"|errno (1|13)\][^\n]*: b?['\"]/dev/(kfd|neuron|nvidia|accel|davinci|habana|dri|infiniband|dxg)",
+         Cause.ENVIRONMENT, EXCLUDE, END, ERRNO),
     Rule("gpu-missing", "a GPU that the process does not see",
          r"no (cuda|rocm).capable device|no cuda gpus are available|(cuda|hip)_?error_?no_?device"
          r"|found no nvidia driver"
@@ -351,7 +355,8 @@ STORAGE: tuple[Rule, ...] = (
          + r"|nccl warn call to \w+ failed : permission denied|(bind|listen)\b[^\n]{0,60}permission denied"
          r"|\bssh exited with exit code|permission denied \((publickey|password|keyboard|gssapi)"
          r"|host key verification failed"
-         + r"|key has (expired|been revoked)|required key not available",
+         + r"|key has (expired|been revoked)|required key not available"
+         r"|(permission denied|operation not permitted)[.\s]*$",
          Cause.ENVIRONMENT, MOVE, ONCE, ERRNO),
     Rule("mount-gone", "a mount that is gone",
          r"errno (6|19|40|70|71|103|10[78]|121)\][^\n]*: b?['\"]/|mount point.{0,40}(gone|not mounted"
@@ -432,7 +437,8 @@ GANG: tuple[Rule, ...] = (
     Rule("nccl-cuda", "a CUDA error inside NCCL",
          r"ncclunhandledcudaerror|unhandled cuda error|peer access is not supported",
          Cause.HARDWARE, MOVE, ONCE, NCCL_DOCS),
-    Rule("store-name", "a name of the first rank's node that cannot be looked up", r"\Avalueerror: host not found",
+    Rule("store-name", "a node's name that cannot be looked up, or that does not let ssh in",
+         r"\Avalueerror: host not found|^ssh: (could not resolve hostname|connect to host)",
          Cause.NETWORK, WAIT, WAIT, TORCH_SOURCE),
     Rule("peer-lost", "a peer or the store that closed its connection",
          r"\A(?=[\s\S]*?" + _PLACES + r")(?=[\s\S]*?" + _LOST + r")"

@@ -120,6 +120,32 @@ _LIVED = re.compile(
     r"|\+0x[0-9a-f]+\)|^\s*#?\d+:?\s+(/|0x)"
 )
 
+# Forms in which programs and libraries that are not Python's write: ``file.cc:12``, ``Space::function``, ``program: ``.
+_NATIVE = re.compile(
+    r"\.(cc|cpp|cxx|cuh?|hip|hpp|h|c|rs|go)\b[:(]\d+|\w::\w|^\W*fatal\b|\b(error|fatal)\s+\w+:\w"
+    r"|^(\[[^\]]*\] *)*(?!error|warn|info|usage|note)[\w./@-]+(?<!\.py)(\[\d+\])?: "
+)
+_PYTHONS = re.compile(
+    r"traceback \(most recent|^\W*file \"[^\"]+\", line \d+"
+    r"|(?<![:\w.])([a-z_]\w*\.)*\w+(error|exception|exit|interrupt)(: |:?$)|^\W*(\[\S+\]:?\s*)?[a-z_]\w*(\.\w+)+: "
+)
+_NCCLS = re.compile(r"\b[nrh]ccl warn\b|\.(cc|h|cu):\d+ warn\b")
+
+
+def is_pythons(line: str) -> bool:
+    """Is it of a traceback, or the head of an exception of Python? Of lower case."""
+    return _PYTHONS.search(line) is not None
+
+
+def is_native(line: str) -> bool:
+    """Did a program or library that is not Python's write it, by its form, and not to tell how it goes?"""
+    return _NATIVE.search(line) is not None and _LIVED.search(line) is None
+
+
+def is_of_nccl(line: str) -> bool:
+    """Is it a warning of NCCL or of a library like it?"""
+    return _NCCLS.search(line) is not None
+
 
 def speaker_of(text: str, traceback: str = "") -> Speaker | None:
     """Who wrote it, by its words, by the module of its class (``module.Class: ...``), else by the frames; None: nobody

@@ -29,6 +29,9 @@ script may have logged an error and gone on, and helper processes write there to
 If no row knows an exception, gangrun asks who spoke and what befell it. Who: the library that the text or the
 exception's class names, the address in the text (`s3://...`, `/job:worker/task:1`), or the innermost frame of the
 traceback that is not Python's own. What: damaged, refused, lost, could not be opened, or an error that tells no more.
+An error of the system, or of a class of that library's own, counts in any words: for a wrong use of it a library raises
+Python's classes. What builds and loads packages is the environment's, and what reads arguments and configurations
+refuses what it was given. A line of stderr that is headed as an exception is read as one.
 The same "connection reset" is a lost peer's in MPI, a service's in an S3 client, and the code's in the script itself.
 A row may name who does not write its words.
 

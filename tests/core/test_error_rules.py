@@ -89,6 +89,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     "fabric": ("DistBackendError", "ncclInvalidUsage. Last error: Failed to initialize any NET plugin"),
     "fabric-other": ("Exception", "OFI poll failed (ofi_events.c:1077:Input/output error - PTLTE_NOT_FOUND)"),
     "damaged-file": ("RuntimeError", "PytorchStreamReader failed: invalid header or archive is corrupted"),
+    "setup-other": ("locale.Error", "unsupported locale setting"),
+    "config": ("omegaconf.errors.ConfigAttributeError", "Key 'lr' is not in struct"),
     "device-access": ("PermissionError", "[Errno 1] Operation not permitted: '/dev/kfd'"),
     "access": ("PermissionError", "[Errno 13] Permission denied: '/home/alice/logs/usage.jsonl'"),
     "refused": ("HTTPError", "403 Client Error: Forbidden for url: https://hub/x"),

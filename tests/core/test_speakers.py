@@ -16,6 +16,7 @@ from tests.core.test_blame import error, fell, judge, placed
 
 PACKAGES = "/opt/env/lib/python3.11/site-packages"
 SCRIPT, SOCKET = "/opt/job/train.py", "/usr/lib/python3.11/socket.py"
+PROCESSES = "/usr/lib/python3.11/subprocess.py"
 
 
 def trace(*paths: str) -> str:
@@ -41,6 +42,23 @@ def of(kind: str, message: str, *paths: str) -> str:
         ("service", "UnavailableError", "Connection reset by peer", ()),
         ("service", "RuntimeError", "s3://bucket/index.json took too long", ()),
         ("refused", "RuntimeError", "s3://bucket/index.json not found! Check the bucket", ()),
+        # an error of the system, or of a class of its own, in words that nobody knows
+        ("service-other", "OSError", "[Errno 0] new", (f"{PACKAGES}/urllib3/connectionpool.py",)),
+        ("service-other", "google.api_core.exceptions.Unknown", "None", ()),
+        (NO_RULE, "google.x.KeyError", "new", (f"{PACKAGES}/google/auth/x.py",)),
+        ("storage-other", "zarr.errors.NewError", "new", ()),
+        (NO_RULE, "pyarrow.lib.ArrowInvalid", "new", ()),
+        ("fabric-other", "torch.distributed.DistStoreError", "new", ()),
+        ("fabric-other", "RuntimeError", "[x/gloo/y.cc:1] new", (f"{PACKAGES}/torch/distributed/c.py",)),
+        (NO_RULE, "RuntimeError", "new", (f"{PACKAGES}/torch/distributed/c.py",)),
+        ("setup-other", "RuntimeError", "new", (f"{PACKAGES}/triton/runtime/build.py",)),
+        (NO_RULE, "NotImplementedError", "new", (f"{PACKAGES}/triton/runtime/build.py",)),
+        ("setup-other", "pkg_resources.DistributionNotFound", "new", ()),
+        ("setup-other", "FileNotFoundError", "[Errno 2] No such file or directory: 'new'", (PROCESSES,)),
+        (NO_RULE, "FileNotFoundError", "[Errno 2] No such file or directory: 'new'", (SOCKET,)),
+        (NO_RULE, "FileNotFoundError", "[Errno 2] No such file or directory: 'new'", ()),
+        ("config", "hydra.errors.NewException", "new", ()),
+        ("config", "pydantic_core._pydantic_core.ValidationError", "1 validation error for Config", ()),
         # what a library raises for a wrong use of it is none of a service
         (NO_RULE, "RuntimeError", "an error", (f"{PACKAGES}/gcsfs/core.py",)),
         (NO_RULE, "AssertionError", "an error of hdfs://x", ()),
@@ -85,12 +103,26 @@ def test_of_lines_only_those_of_the_network_end_a_process(name: str, line: str) 
     assert place_line(line) == name
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("config", "[rank3]: omegaconf.errors.NewError: new"),
+        ("service-other", "botocore.exceptions.NewError: new"),
+        (NO_RULE, "KeyError: new"),
+        (NO_RULE, "train: hydra.errors is not there"),
+    ],
+)
+def test_a_line_that_is_headed_as_an_exception_is_placed_as_one(name: str, line: str) -> None:
+    assert marked(replace(fell(), tail=("it begins", line))).mark == name
+
+
 def test_every_place_is_a_row() -> None:
-    assert set(PLACES.values()) <= {rule.name for rule in RULES}
+    places = {*PLACES.values(), *speakers.ANY_EVENT.values(), *speakers.OWN_ERRORS.values()}
+    assert places <= {rule.name for rule in RULES}
     assert place("an error without a speaker") == "" and speaker_of("x") is None
     assert place("s3://x") == "" and speaker_of("s3://x") is Speaker.SERVICE, "nothing befell it"
     assert place("mpi_init: connection closed") == PLACES[Speaker.FABRIC, Event.LOST]
-    assert place("h5py.error: connection closed") == "", "files are not lost so"
+    assert place("h5py.error: connection closed") == "storage-other", "files are not lost so"
     assert speakers.event_of("hello") is None
 
 

@@ -84,6 +84,7 @@ _PLAIN_KINDS = frozenset(
     {"ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "NameError", "ZeroDivisionError"}
     | {"StopIteration", "UnboundLocalError", "RecursionError", "FloatingPointError", "OverflowError"}
 )  # fmt: skip
+_PLAIN_KINDS_LOWER = frozenset(map(str.lower, _PLAIN_KINDS))
 # What torch raises for a bug as a RuntimeError: by shapes, types and the use of its own interface.
 _PLAIN_WORDS = re.compile(
     r"size of tensor|sizes of tensors|shapes? .{0,60}(cannot be|invalid for|mismatch)|must have the same (number|size)"
@@ -199,6 +200,8 @@ def _own(died: RankExit) -> Rule | None:
         or (error is None and speakers.is_of_nccl(_last_line(died)))
     ):
         return BY_NAME["fabric-other"]
+    if rule is None and error is None and (head := speakers.head_of(_last_line(died))):
+        return None if _is_plain_kind(head.partition(":")[0]) else _by_speaker(head, "\n".join(died.tail).lower(), None)
     return _by_speaker(texts[0], trace, rule) if error is not None and not is_bug else rule
 
 
@@ -244,6 +247,10 @@ def is_plain(died: RankExit) -> bool:
         return False
     kind = _class_of(error)
     return kind in _PLAIN_KINDS or (kind == "RuntimeError" and _PLAIN_WORDS.search(error.message[:200]) is not None)
+
+
+def _is_plain_kind(kind: str) -> bool:
+    return kind.rpartition(".")[2] in _PLAIN_KINDS_LOWER
 
 
 def _class_of(error: ErrorReport) -> str:

@@ -265,7 +265,7 @@ PROGRAM: tuple[Rule, ...] = (
          r"|hiperror(_t\((2|1002)\)|outofmemory|memoryallocation)"
          r"|cuda failure 2\b|allocator_failure|nrt_\w+[^\n]{0,40}allocation failure"
          r"|(cuda|torch)\.outofmemoryerror|outofmemoryerror: (cuda|hip)"
-         r"|resource_?exhausted.{0,80}alloc",
+         r"|resource_?exhausted.{0,80}alloc|xlaruntimeerror: resource_exhausted",
          Cause.GPU_MEMORY, ONCE, ONCE, CUDA_DOCS),
     Rule("nccl-usage", "a wrong use of NCCL",
          r"ncclinvalid(usage|argument)|duplicate gpu detected|invalid usage", Cause.RANK_ERROR, ONCE, ONCE, NCCL_DOCS),
@@ -286,6 +286,12 @@ PROGRAM: tuple[Rule, ...] = (
          r"|compiled with different cuda|operator torchvision::\w+ does not exist|cuda setup failed"
          r"|cuda version \([\d.]+\) mismatches|was not built with slurm",
          Cause.ENVIRONMENT, MOVE, END, "ld.so(8)"),
+    Rule("setup-other", "a part of the installation that cannot be found, built or loaded",
+         r"getpwuid\(\)|unsupported locale|^oserror: \S*\.so[.\d]*: |no package metadata was found"
+         r"|exec format error",
+         Cause.ENVIRONMENT, MOVE, ONCE, "importlib, setuptools, cpp_extension, Inductor and Triton"),
+    Rule("config", "a configuration or an argument that its reader refuses", PLACED, Cause.USAGE, END, END,
+         "argparse, click, Hydra, OmegaConf, absl, pydantic, YAML"),
     Rule("import", "a module that cannot be imported", r"^(modulenotfounderror|importerror)\b|(^|error|failed"
          r"|because|: )[^\n]{0,200}no module named ",
          Cause.USAGE, MOVE, END, "Python language reference"),
@@ -533,7 +539,8 @@ HOST: tuple[Rule, ...] = (
          r"|(pthread_create|fork|thread creation)[^\n]{0,60}(failed|unavailable)|errno 11\] resource temporarily",
          Cause.ENVIRONMENT, MOVE, ONCE, ERRNO),
     Rule("node-gone", "a node or a process that the scheduler or the framework found dead",
-         r"\bnode failure on |(node|actor|owner)(died|crashed)error|workercrashederror|(actor"
+         r"\bnode failure on |(node|actor|owner)(died|crashed)error|ray\.exceptions\.raysystemerror"
+         r"|workercrashederror|(actor"
          r"|worker) died unexpectedly|\bnode (has )?(crashed|died)\b|\bnode \S+ (is )?(down|not responding)\b",
          Cause.KILLED, WAIT, WAIT, "Slurm, srun(1); Ray, exceptions"),
     Rule("killed", "a process that somebody killed",
@@ -567,7 +574,8 @@ HOST: tuple[Rule, ...] = (
     Rule("gpu-other", "an error of CUDA, HIP or the driver that is not known to be a bug",
          r"\b(cuda|cudart|hip|triton)( runtime| driver)? (error|failure)|\b(cuda|hip)error[a-z]|\bcuda_error_"
          r"|npu function error|acl (stream|device|call)[^\n]{0,20} failed|(level_zero backend|native api) failed"
-         r"|^runtimeerror: ur error|\bnrt_\w+ status|synstatus|\bhsa_status_error",
+         r"|^runtimeerror: ur error|\bnvmlerror_\w+|\bcudnn_status_(?!success)\w+|\bnrt_\w+ status|synstatus"
+         r"|\bhsa_status_error",
          Cause.HARDWARE, MOVE, ONCE, ACCELERATORS),
 )  # fmt: skip
 

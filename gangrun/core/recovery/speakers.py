@@ -20,6 +20,8 @@ class Speaker(Enum):
     GANG = "what connects ranks: torch.distributed, Horovod, the cluster runtimes of TensorFlow and JAX"
     SERVICE = "a client of a service outside the gang: object stores, hubs, trackers, databases"
     FILES = "what reads and writes files: HDF5, Arrow, Zarr, safetensors"
+    SETUP = "what finds, builds and loads packages and libraries"
+    CONFIG = "what reads arguments and configurations: argparse, click, Hydra, OmegaConf, absl, pydantic"
 
 
 class Event(Enum):
@@ -65,6 +67,18 @@ _FILES_MODULES = re.compile(
     r"(h5py|zarr|safetensors|pyarrow|fastparquet|lmdb|netcdf4|tables|soundfile|numpy[./]lib|webdataset|tifffile|nibabel"
     r"|torch[./](serialization|distributed[./]checkpoint)|orbax)\b"
 )
+_SETUP_MODULES = re.compile(
+    r"(torch[./]utils[./]cpp_extension|torch[./]_inductor[./](cpp_builder|codecache|cpu_vec_isa)"
+    r"|pkg_resources|setuptools|triton[./](runtime[./](build|cache)|backends)|importlib[./]metadata|packaging|distutils|locale)\b"
+)
+_CONFIG_MODULES = re.compile(  # of a class: what these raise, they refuse
+    r"(argparse|click|typer|hydra|omegaconf|jsonargparse|absl\.flags|configparser|tyro|simple_parsing|fire|pydantic\w*"
+    r"|yaml|ruamel|toml\w*|draccus|docopt|getopt|optparse|(pytorch_)?lightning[\w.]*misconfiguration)(\b|exception)"
+)
+# No wrong use, for which libraries raise errors of Python's classes.
+_GANG_ERRORS = re.compile(r"torch\.distributed\.dist\w*error\b|runtimeerror: \[[^\]\n]*gloo/")
+_SYSTEMS = re.compile(r"(oserror|ioerror|socket\.\w+|ssl\.\w+|http\.client\.\w+|connection\w*error)\b")
+_NO_PROGRAM = re.compile(r"(filenotfound|permission|os)error: \[errno")
 _MEMORY_FRAMES = re.compile(
     r"multiprocessing/(heap|shared_memory|synchronize|sharedctypes|managers|reductions|resource_tracker)\.py"
     r"|torch/(storage|multiprocessing/\w+)\.py|plasma|sharedarray|streaming/base/shared"
@@ -111,8 +125,10 @@ PLACES: dict[tuple[Speaker, Event], str] = {
     (Speaker.FILES, Event.REFUSED): "storage-other",
     (Speaker.FILES, Event.UNOPENED): "storage-other",
 }
+ANY_EVENT = {Speaker.SETUP: "setup-other", Speaker.CONFIG: "config"}  # whatever befell them
+OWN_ERRORS = {Speaker.SERVICE: "service-other", Speaker.FILES: "storage-other", Speaker.GANG: "fabric-other"}
 # A library raises these for a wrong use of it.
-_WRONG_USE = re.compile(r"[\w.]*(assertion|validation|notimplemented|type|value)error\b")
+_WRONG_USE = re.compile(r"[\w.]*((assertion|validation|notimplemented|type|value|key|index|attribute)error|invalid)\b")
 _OF_SYSTEM = re.compile(r"(os|io|runtime)error: [^\n]*\b(open|create|write)")
 # What is written and lived through, and lines of a stack, which name whoever was called.
 _LIVED = re.compile(
@@ -129,6 +145,7 @@ _PYTHONS = re.compile(
     r"traceback \(most recent|^\W*file \"[^\"]+\", line \d+"
     r"|(?<![:\w.])([a-z_]\w*\.)*\w+(error|exception|exit|interrupt)(: |:?$)|^\W*(\[\S+\]:?\s*)?[a-z_]\w*(\.\w+)+: "
 )
+_HEAD = re.compile(r"^(?:\[[^\]]*\]:?\s*)*((?:[a-z_]\w*\.)+\w+|\w+(?:error|exception|timeout)): ")
 _NCCLS = re.compile(r"\b[nrh]ccl warn\b|\.(cc|h|cu):\d+ warn\b")
 
 
@@ -140,6 +157,12 @@ def is_pythons(line: str) -> bool:
 def is_native(line: str) -> bool:
     """Did a program or library that is not Python's write it, by its form, and not to tell how it goes?"""
     return _NATIVE.search(line) is not None and _LIVED.search(line) is None
+
+
+def head_of(line: str) -> str:
+    """``kind: message`` of a line that is headed as an exception of Python is, without the rank before it; else ""."""
+    head = _HEAD.search(line)
+    return line[head.start(1) :] if head is not None else ""
 
 
 def is_of_nccl(line: str) -> bool:
@@ -169,6 +192,8 @@ def _of_module(path: str) -> Speaker | None:
         return Speaker.SERVICE
     if _GANG_MODULES.match(path):
         return Speaker.GANG
+    if _SETUP_MODULES.match(path):
+        return Speaker.SETUP
     return Speaker.FILES if _FILES_MODULES.match(path) else None
 
 
@@ -197,13 +222,31 @@ def event_of(text: str) -> Event | None:
 
 def place(text: str, traceback: str = "") -> str:
     """The name of the row for a text that no row's pattern matches; "" if it says too little."""
+    if _CONFIG_MODULES.match(text):
+        return ANY_EVENT[Speaker.CONFIG]
+    if _NO_PROGRAM.match(text) and any(path.endswith("/subprocess.py") for path in _FRAME.findall(traceback)[-1:]):
+        return ANY_EVENT[Speaker.SETUP]
     speaker, event = speaker_of(text, traceback), event_of(text)
-    if speaker is None or event is None:
+    if speaker is None:
         return ""
+    if speaker in ANY_EVENT:
+        return "" if _WRONG_USE.match(text) else ANY_EVENT[speaker]
     is_file = speaker is Speaker.FILES and _OF_SYSTEM.match(text)
-    if event not in {Event.DAMAGED, Event.LOST} and not is_file and (_WRONG_USE.match(text) or _named(text) is None):
-        return ""  # any library raises errors for a wrong use of it
-    return PLACES.get((speaker, event), "")
+    is_certain = event in {Event.DAMAGED, Event.LOST} or is_file
+    if event is not None and (is_certain or not (_WRONG_USE.match(text) or _named(text) is None)):
+        found = PLACES.get((speaker, event), "")
+        if found:
+            return found
+    return OWN_ERRORS.get(speaker, "") if _is_own_error(speaker, text) else ""
+
+
+def _is_own_error(speaker: Speaker, text: str) -> bool:
+    """Is it an error of the system that this library met, or one of its own classes? Any library raises errors of
+    Python's classes for a wrong use of it.
+    """
+    if speaker is Speaker.GANG:
+        return _GANG_ERRORS.match(text) is not None
+    return _SYSTEMS.match(text) is not None or (_of_module(text) is speaker and _WRONG_USE.match(text) is None)
 
 
 def is_of_memory(traceback: str) -> bool:

@@ -191,6 +191,15 @@ def test_a_crash_after_the_end_of_the_script_is_no_failure(goal: int, what: dict
     assert life.state.budget.total_count == 0
 
 
+def test_crashes_after_the_end_are_counted_in_words() -> None:
+    life = Life().running()
+    for rank in range(2):
+        life.on(RankFinished(0, rank, life.holder(rank), life.now))
+    for rank in (2, 3):
+        crash(life, rank, script_ended=True)
+    life.says("all 4 ranks finished", "then 2 processes crashed on the way out")
+
+
 @pytest.mark.parametrize(
     ("goal", "what"),
     [

@@ -436,6 +436,22 @@ def test_what_only_a_machine_causes_is_the_environments_if_another_node_has_it_t
     assert ("the environment is at fault" in verdict.sentence) == verdict.final
 
 
+@pytest.mark.parametrize(
+    ("step", "lines", "name"),
+    [
+        (-1, ("no CUDA GPUs are available", "it goes on"), "gpu-missing"),
+        (500, ("no CUDA GPUs are available", "it goes on"), ""),
+        (500, ("it goes on", "no CUDA GPUs are available"), "gpu-missing"),  # its last words
+        (500, ("uncorrectable ECC error", "it goes on"), "gpu-ecc"),
+    ],
+)
+def test_what_keeps_a_rank_from_its_first_step_does_not_end_it_later(
+    step: int, lines: tuple[str, ...], name: str
+) -> None:
+    rule = error_rules.rule_of(replace(ended(*lines), step=step))
+    assert (rule.name if rule is not None else "") == name
+
+
 def test_a_read_only_place_is_no_local_disk_for_the_name_of_its_file() -> None:
     found = rule_of(raised("OSError", "[Errno 30] Read-only file system: '/data/detector/ssd.log'"))
     assert found is not None and found.name == "storage-full"

@@ -17,7 +17,7 @@ from gangrun.core.machine.transitions import WHY, at_log_step, at_step
 from gangrun.core.model import RunState
 from gangrun.core.policy import Policy
 from gangrun.core.recovery.error_rules import SHELL_SIGNAL_BASE
-from gangrun.core.text import all_of, counted, known_step
+from gangrun.core.text import all_of, known_step
 
 CRASHES = (4, 6, 7, 8, 11)  # ILL, ABRT, BUS, FPE, SEGV
 ABORTED = 6
@@ -103,7 +103,8 @@ def _crash_words(state: RunState) -> str:
     count = state.attempt.crashed_count
     if not count:
         return ""
-    return f"; then {counted(count, 'process')} crashed on the way out, after the training, so nothing is lost"
+    who = "1 process" if count == 1 else f"{count} processes"
+    return f"; then {who} crashed on the way out, after the training, so nothing is lost"
 
 
 def crashed_after_its_end(state: RunState, died: RankExit, policy: Policy) -> bool:

@@ -137,9 +137,16 @@ def _counting(died: RankExit) -> Iterator[Rule]:
     shown = died.shown if beside else sorted(died.shown, key=_by_place)
     if died.error is None and _ends_as_victim(shown):
         shown = [entry for entry in shown if entry.endswith(LAST)]
+    if died.error is None and died.step >= 0:  # what keeps a rank from its first step was lived through
+        shown = [entry for entry in shown if entry.endswith(LAST) or not _is_at_start(entry)]
     for rule in filter(None, map(_rule_shown, shown)):
         if rule.cause in _KILLS if is_killed(died) else not beside or _counts_beside(rule):
             yield rule
+
+
+def _is_at_start(entry: str) -> bool:
+    rule = _rule_shown(entry)
+    return rule is not None and rule.many is Cure.END
 
 
 def _ends_as_victim(shown: Sequence[str]) -> bool:

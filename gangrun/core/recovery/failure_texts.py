@@ -540,8 +540,8 @@ HOST: tuple[Rule, ...] = (
          Cause.ENVIRONMENT, MOVE, ONCE, ERRNO),
     Rule("node-gone", "a node or a process that the scheduler or the framework found dead",
          r"\bnode failure on |(node|actor|owner)(died|crashed)error|ray\.exceptions\.raysystemerror"
-         r"|workercrashederror|(actor"
-         r"|worker) died unexpectedly|\bnode (has )?(crashed|died)\b|\bnode \S+ (is )?(down|not responding)\b",
+         r"|workercrashederror|\b(actor|worker|node) (has )?(died|crashed|was killed)\b"
+         r"|\bnode \S+ (is )?(down|not responding)\b",
          Cause.KILLED, WAIT, WAIT, "Slurm, srun(1); Ray, exceptions"),
     Rule("killed", "a process that somebody killed",
          r"signalexception: process \d+ got signal|(terminated|died|reports|exited|killed) (with|by)?( signal)?[ :<(]*"

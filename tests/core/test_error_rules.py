@@ -406,6 +406,7 @@ def test_advice_and_a_traceback_that_was_cut_tell_no_more_than_the_line_before(a
         ("[n1] Kokkos::Cuda::initialize ERROR: kernels for 3.7, a device of 6.0", -1, "123", Cause.ENVIRONMENT),
         ("launcher[12]: error: plugin 7 does not start", -1, "123", Cause.ENVIRONMENT),
         (" .. pid 75: Test failure common.cu:844", -1, "123", Cause.ENVIRONMENT),
+        ("ncclNewError: words 7\nncclNewInit: a family that is new", -1, "123", Cause.ENVIRONMENT),
         ("launcher[12]: error: plugin 7 does not start", 120, "123", Cause.RANK_ERROR),  # it had begun
         ("launcher[12]: error: plugin 7 does not start", -1, "1", Cause.RANK_ERROR),  # and no other node says so
         ("there is nothing to train on", -1, "123", Cause.RANK_ERROR),  # the script may have said so
@@ -421,7 +422,7 @@ def test_what_a_program_that_is_not_the_script_says_on_all_nodes_at_the_start_is
     said: str, step: int, nodes: str, cause: Cause
 ) -> None:
     """In words that no row knows. It is no sign of what Python's own code does."""
-    exits = tuple(replace(ended(*([said] if said else []), rank=int(one)), node=f"n{one}") for one in nodes)
+    exits = tuple(replace(ended(*said.splitlines(), rank=int(one)), node=f"n{one}") for one in nodes)
     verdict = judge(Evidence(exits=exits), placement=THREE, nodes_count=3, step=step)
     assert (verdict.cause, verdict.blamed, verdict.final) == (cause, (), False)
     assert ("no exception of Python" in verdict.sentence) == (cause is Cause.ENVIRONMENT)

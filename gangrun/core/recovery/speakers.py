@@ -143,7 +143,8 @@ _NATIVE = re.compile(
 )
 _PYTHONS = re.compile(
     r"traceback \(most recent|^\W*file \"[^\"]+\", line \d+"
-    r"|(?<![:\w.])([a-z_]\w*\.)*\w+(error|exception|exit|interrupt)(: |:?$)|^\W*(\[\S+\]:?\s*)?[a-z_]\w*(\.\w+)+: "
+    r"|(?<![:\w.])(?!nccl)([a-z_]\w*\.)*\w+(error|exception|exit|interrupt)(: |:?$)"
+    r"|^\W*(\[\S+\]:?\s*)?[a-z_]\w*(\.\w+)+: "
 )
 _HEAD = re.compile(r"^(?:\[[^\]]*\]:?\s*)*((?:[a-z_]\w*\.)+\w+|\w+(?:error|exception|timeout)): ")
 _NCCLS = re.compile(r"\b[nrh]ccl warn\b|\.(cc|h|cu):\d+ warn\b")

@@ -209,6 +209,14 @@ the cause of an earlier attempt. 35 had a text that no row knew, or that a row k
 now, in the next two sections, which the next set's author starts from. A silent rank is no class any more: nothing was
 ever concluded so, and no case had it as its only label.
 
+After that, rules by structure were added, which need no words: who wrote the last line, the module of an exception's
+class and of the frame that raised it, errors of the system, and whether the ranks had made a step. **Played with the
+table of words as it was when each set was blind, and with all rules by structure of today, the sets six to nine give:
+cause 88.9, 96.9, 91.0 and 88.2 %, instead of 80.6, 93.8, 88.5 and 87.4 %.** Of the 41 wrong causes that are left so,
+about 17 are on a border that has no answer, or lack what the page for authors asks for. So this is an estimate, and not
+a measurement: of failures that nobody has seen, the cause is right in about 91 %, and in about 95 % where labels keep
+the borders. A tenth set by an author who has not read the rules will tell.
+
 Each rank, healthy or not, first writes five of 75 lines that libraries and launchers write on healthy nodes, such as a
 device that NCCL does not find; one of them stands on one healthy node only.
 

@@ -126,7 +126,7 @@ DEVICES: tuple[Rule, ...] = (
          r"( devices?)? (is |are |was |were )?(found|available|detected|visible|present)|no supported gpu"
          r"|no gpu/tpu found"
          r"|no visible (gpu|tpu|cuda)|no supported devices found for platform"
-         r"|runtimeerror: unable to initialize backend"
+         r"|runtimeerror: unable to initialize backend(?![^\n]*already in use)"
          r"|explicitly assigned to /device:\w+:\d+ but available devices are|error_device_not_found"
          r"|rock module is not loaded"
          r"|(open|opening)[^\n]{0,12} /dev/(kfd|neuron|nvidia|accel|davinci|habana)|call to cuinit results in"
@@ -181,7 +181,8 @@ DEVICES: tuple[Rule, ...] = (
     Rule("foreign-process", "a GPU, or memory of it, that another program holds",  # or by the numbers
          r"(thread|process)\)? device already in use|device already acquired|tpu is already in use"
          r"|\b(gpu|[txnh]pu|device|accel\w*|neuron\w*|cuda|chip|core)\w*\b[^\n]{0,80}"
-         r"(in use|held|locked|used) by (another|other|a different) process",
+         r"(in use|held|locked|used) by (another|other|a different) process"
+         r"|the last training process is running",
          Cause.FOREIGN_PROCESS, EXCLUDE, ONCE, "PyTorch, caching allocator"),
     Rule("gpu-topology", "GPUs that do not see each other as they should",
          r"failed to find reverse path|could not read node #|attribute \w+ of node \w+ not found"
@@ -265,7 +266,8 @@ PROGRAM: tuple[Rule, ...] = (
          r"|hiperror(_t\((2|1002)\)|outofmemory|memoryallocation)"
          r"|cuda failure 2\b|allocator_failure|nrt_\w+[^\n]{0,40}allocation failure"
          r"|(cuda|torch)\.outofmemoryerror|outofmemoryerror: (cuda|hip)"
-         r"|resource_?exhausted.{0,80}alloc|xlaruntimeerror: resource_exhausted",
+         r"|resource_?exhausted.{0,80}alloc|xlaruntimeerror: resource_exhausted"
+         r"|failed to (cuda|hip) [mc]?alloc",
          Cause.GPU_MEMORY, ONCE, ONCE, CUDA_DOCS),
     Rule("nccl-usage", "a wrong use of NCCL",
          r"ncclinvalid(usage|argument)|duplicate gpu detected|invalid usage", Cause.RANK_ERROR, ONCE, ONCE, NCCL_DOCS),
@@ -273,7 +275,7 @@ PROGRAM: tuple[Rule, ...] = (
          r"^usage: |\berror: (unrecognized arguments|the following arguments are required|argument .+: )"
          r"|no such option: -|missing required (argument|option)|unrecognized arguments: "
          r"|is not a valid model identifier|incorrect path_or_model_id"
-         r"|check batch related parameters\. train_batch_size",
+         r"|check batch related parameters\. train_batch_size|\bcould not override '",
          Cause.USAGE, END, END, "argparse, DeepSpeed"),
     Rule("syntax", "a script that Python cannot read", r"^(syntaxerror|indentationerror|taberror)\b",
          Cause.USAGE, MOVE, END, "Python language reference"),
@@ -470,7 +472,8 @@ SERVICES: tuple[Rule, ...] = (
          Cause.ENVIRONMENT, MOVE, ONCE, "enroot, pyxis, Apptainer"),
     Rule("port", "a port that is in use", r"address already in use|eaddrinuse|errno 9[89]\]"
          r"|cannot assign requested address|failed to (add port to server|bind to (address|port))"
-         r"|no address added out of|failed to start the distributed runtime service",
+         r"|no address added out of|failed to start the distributed runtime service"
+         r"|\blisten on [^\n]{0,80}\bport\W*\d+\W* fail",
          Cause.PORT, WAIT, WAIT, ERRNO),
     Rule("offline", "a file of a hub that may not be asked",
          r"offline_?mode_?(is_?)?enabled|offline mode is enabled|outgoing traffic has been disabled",

@@ -307,11 +307,11 @@ def done(action: act.Action) -> str:
             without = f" without {step_words(action.condemned.step)}{later}" if action.condemned else ""
             return f"{back}looked for the checkpoint to resume from ({action.request}{known}){without}"
         case act.StartGang(placement=placed, resume=resume):
-            origin = f"from {step_words(resume.step)}" if resume else "from the beginning"
+            origin = f" from {step_words(resume.step)}" if resume else ""
             origin += " in memory" if resume and resume.memory else ""
             left_out = sum(count for _, count in action.skip_batches)
             without = f", without {left_out} global batches" if left_out else ""
-            return f"started {counted(placed.world_size, 'rank')} on {fold(placed.nodes)} {origin}{without}"
+            return f"started {counted(placed.world_size, 'rank')} on {fold(placed.nodes)}{origin}{without}"
         case act.StopGang():
             save = ", a checkpoint first if the script can" if action.checkpoint_first else ""
             grace = f"{action.grace_s:g} s" if action.grace_s else "no"

@@ -288,13 +288,13 @@ def _folded(nodes: Sequence[str]) -> str:
 def _heading(number: int, attempt: AttemptStatus | None, look: PageFormat) -> str:
     if attempt is None:
         return f"attempt {number}"
-    origin = "from the start"
+    origin = ""  # whatever the script found
     if attempt.resumed_from_step is not None:
-        origin = f"from step {attempt.resumed_from_step}"
+        origin = f", from step {attempt.resumed_from_step}"
     elif attempt.resumed_from_save is not None:
-        origin = f"from {step_words(round(1000 * attempt.resumed_from_save))}"
+        origin = f", from {step_words(round(1000 * attempt.resumed_from_save))}"
     nodes = f" on {clean(fold(attempt.nodes))}" if attempt.nodes else ""
-    text = f"attempt {number}{nodes}, {origin}: {clean(attempt.outcome)} "
+    text = f"attempt {number}{nodes}{origin}: {clean(attempt.outcome)} "
     return text + "─" * max(0, min(look.columns, 80) - len(text))
 
 

@@ -256,11 +256,11 @@ def gang_started(state: RunState, event: GangStarted, now: float, policy: Policy
     if state.underway.stage is not StartStage.LAUNCHING:
         return ignored(state, f"attempt {event.attempt} is not being launched")
     assert state.attempt.placement is not None
-    origin = f"from {step_words(state.attempt.resume.step)}" if state.attempt.resume else "from the beginning"
+    origin = f" from {step_words(state.attempt.resume.step)}" if state.attempt.resume else ""  # the script may know one
     world_size = state.attempt.placement.world_size
     ranks = "1 rank runs" if world_size == 1 else f"all {world_size} ranks run"
     spares = device_test.ask_spares(state, policy)
-    return enter(state, Phase.RUNNING, f"attempt {state.attempt.number}: {ranks} {origin}", *spares)
+    return enter(state, Phase.RUNNING, f"attempt {state.attempt.number}: {ranks}{origin}", *spares)
 
 
 def start_failed(state: RunState, event: GangStartFailed, now: float, policy: Policy) -> Decision:

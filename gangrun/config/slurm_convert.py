@@ -249,7 +249,7 @@ def _torchrun(
     if ranks is None and not _GPUS.search(asked):
         way = "set the variable to a number in the script, or write the number there"
         raise UserError("usage", f"{script.place(launch.line.number)}: how many ranks per node is {asked}?", way)
-    if ranks is not None and not _GPUS.search(ranks):
+    if ranks is not None and not _GPUS.search(asked) and not _GPUS.search(ranks):
         options.append(f"--nproc-per-node {shlex.quote(ranks)}")
     least = str(given.get("nnodes", "")).rpartition(":")[0]
     options += [f"--min-nodes {least}"] if least.isdecimal() else []

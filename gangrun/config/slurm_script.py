@@ -9,6 +9,7 @@ Text only: nothing here runs a line of the script, or looks at its syntax.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -224,11 +225,21 @@ def _unassigned(words: tuple[str, ...]) -> list[str]:
     return list(words[count:])
 
 
+_NAME = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))", re.ASCII)
+_BARE = re.compile(r"(?<![\w${])([A-Za-z_]\w*)", re.ASCII)
+_PRODUCT = re.compile(r"\$\(\(([\w${}* ]+)\)\)", re.ASCII)
+_FROM_SBATCH = {
+    "SLURM_NNODES": ("nodes", r"(\d+)"),
+    "SLURM_JOB_NUM_NODES": ("nodes", r"(\d+)"),
+    "SLURM_GPUS_ON_NODE": ("gpus-per-node", r"(?:\w+:)?(\d+)"),
+}
+
+
 def plain_value(script: SlurmScript, word: str, variables: Mapping[str, str], depth: int = 4) -> str | None:
     """What a word will be in the job; None if only the job can tell.
 
     A variable counts if the script sets it once, to such a word, or if it is in the user's environment and the script
-    does not set it. Slurm sets its own in the job.
+    does not set it. Of Slurm's own, numbers of nodes and GPUs are known if #SBATCH lines tell them. ``$((A * B))`` is.
     """
     if (found := literal(word)) is not None:
         return found
@@ -242,13 +253,31 @@ def plain_value(script: SlurmScript, word: str, variables: Mapping[str, str], de
         sets = [one for line in script.lines for one in line.words if re.match(rf"{name}\+?=", one)]
         if len(sets) == 1 and sets[0].startswith(name + "="):
             value = plain_value(script, sets[0].partition("=")[2] or "''", variables, depth - 1)
+        elif sets or name.startswith("SLURM_"):
+            value = None if sets else _told_by_sbatch(script, name)
         else:
-            value = None if sets or name.startswith("SLURM_") else variables.get(name)
+            value = variables.get(name)
         missing = missing or value is None
         return value or ""
 
-    filled = re.sub(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))", known, word, flags=re.ASCII)
+    def product(match: re.Match[str]) -> str:
+        """A name may stand without $ there."""
+        nonlocal missing
+        factors = [one.strip() for one in _NAME.sub(known, _BARE.sub(r"${\1}", match.group(1))).split("*")]
+        whole = all(one.isdecimal() and one.isascii() for one in factors)
+        missing = missing or not whole
+        return str(math.prod(map(int, factors))) if whole else ""
+
+    filled = _NAME.sub(known, _PRODUCT.sub(product, word))
     return None if missing or re.search(r"[$`]", filled) else filled.replace('"', "")
+
+
+def _told_by_sbatch(script: SlurmScript, name: str) -> str | None:
+    """A number that Slurm sets in the job, as the script asks for it."""
+    option, pattern = _FROM_SBATCH.get(name, ("", ""))
+    values = [one.value or "" for one in script.options if one.name == option]
+    match = re.fullmatch(pattern, values[-1], flags=re.ASCII) if values else None
+    return match.group(1) if match else None
 
 
 def spread(script: SlurmScript, words: Iterable[str], variables: Mapping[str, str]) -> list[str]:

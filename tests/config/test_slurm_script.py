@@ -54,6 +54,17 @@ def script_of(tmp_path: Path, *lines: str) -> Path:
     return path
 
 
+def test_numbers_that_slurm_sets_are_known_as_the_script_asks_for_them(tmp_path: Path) -> None:
+    script = read_script(str(script_of(tmp_path, "#SBATCH --gpus-per-node=h100:8", "G=4", "D=$(date)")))
+    assert script is not None
+    products = {
+        "$SLURM_NNODES": "2", "${SLURM_JOB_NUM_NODES}": "2", "$SLURM_GPUS_ON_NODE": "8", "$SLURM_JOB_ID": None,
+        "$((SLURM_NNODES * G))": "8", '"$(( ${SLURM_NNODES}*$SLURM_GPUS_ON_NODE ))"': "16", "$((3))": "3",
+        "$((G * D))": None, "$((G + 1))": None, "$((G * NONE))": None, "a$((2 * 3)).$G": "a6.4",
+    }  # fmt: skip
+    assert {word: plain_value(script, word, {}) for word in products} == products
+
+
 @pytest.mark.processes
 def test_the_line_outweighs_its_script_and_what_is_typed_outweighs_both(tmp_path: Path) -> None:
     lines = (

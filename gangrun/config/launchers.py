@@ -53,6 +53,15 @@ VALUELESS = {
     "m module", "module", "no-python", "standalone", "run-path", "virtual-local-rank", "no-local-rank", "no-ssh",
     "no-ssh-check", "force-multi", "q quiet", "save-pid", "bind-cores-to-rank", "use-env",
 }  # fmt: skip
+# Programs that start another one, in an environment or on some cores: a launcher behind them would run in each rank.
+WRAPPERS = (
+    "uv", "poetry", "pdm", "pixi", "hatch", "rye", "pipenv", "conda", "mamba", "micromamba",
+    "env", "numactl", "taskset", "nice", "ionice", "time", "stdbuf", "nsys", "ncu",
+)  # fmt: skip
+CONTAINERS = ("singularity", "apptainer", "podman-hpc", "shifter", "enroot")
+_MODULES = (
+    "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner",
+)  # fmt: skip
 COPIERS = ("srun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun", "prun", "jsrun", "aprun")
 
 # Run by the user's python. Port 0: accelerate looks for a free one instead of refusing a busy one.
@@ -164,6 +173,12 @@ def taken_apart(words: tuple[str, ...], python: str | None) -> LauncherLine | No
         raise UserError(
             "usage", f"{first} starts a copy of the command for each task, and gangrun starts the ranks", way
         )
+    if (at := launcher_behind(words)) > 0:
+        launcher, before = launcher_words(words, at), " ".join(words[:at])
+        way = f"let {first} start gangrun, as in: {before} gangrun run {launcher} ..."
+        if first in CONTAINERS:
+            way = f"start python there instead of {launcher}, as in: gangrun run {before} python train.py"
+        raise UserError("usage", f"{first} would start {launcher} in each rank, and each of them all ranks", way)
     interpreter: tuple[str, ...] = ()
     if re.fullmatch(r"python[0-9.]*", first) and rest[:1] == ("-m",) and len(rest) > 1:
         interpreter, first, rest = (words[0],), rest[1], rest[2:]
@@ -187,13 +202,36 @@ def taken_apart(words: tuple[str, ...], python: str | None) -> LauncherLine | No
             return None
 
 
+def launcher_behind(words: tuple[str, ...]) -> int:
+    """Where a launcher begins behind a wrapper such as ``uv run``, or in a container; 0 if there is none."""
+    if Path(words[0]).name not in (*WRAPPERS, *CONTAINERS):
+        return 0
+    for at, word in enumerate(words[1:], 1):
+        first, second = Path(word).name, words[at + 1 : at + 3]
+        if first in ("torchrun", "accelerate-launch") or (first == "accelerate" and second[:1] == ("launch",)):
+            return at
+        if first == "deepspeed" and not words[at - 1].startswith("-"):  # a package: uv run --with deepspeed
+            return at
+        if re.fullmatch(r"python[0-9.]*", first):
+            return at if second[:1] == ("-m",) and second[1:2] and second[1] in _MODULES else 0
+        if word.endswith(".py"):
+            break
+    return 0
+
+
+def launcher_words(words: tuple[str, ...], at: int) -> str:
+    """The name of the launcher that begins there, as it is typed."""
+    count = 3 if words[at + 1 : at + 2] == ("-m",) else 2 if Path(words[at]).name == "accelerate" else 1
+    return " ".join(words[at : at + count])
+
+
 def launched_per_node(words: tuple[str, ...], python: str | None) -> LauncherLine | None:
     """The line with gangrun's rendezvous in it, to be run once on each node; None for a command that is no launcher.
 
     Raises:
         UserError: As ``taken_apart``; or the launcher reaches the other nodes only by its own means.
     """
-    line = taken_apart(words, python)
+    line = None if words and launcher_behind(words) else taken_apart(words, python)  # behind another it runs as it is
     if line is None:
         return None
     if line.family not in RENDEZVOUS:

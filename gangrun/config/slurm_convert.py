@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from gangrun.config.launchers import COPIERS, MODULE, NO_PYTHON, TORCHRUN, option_words
+from gangrun.config.launchers import (
+    CONTAINERS,
+    COPIERS,
+    MODULE,
+    NO_PYTHON,
+    TORCHRUN,
+    launcher_behind,
+    launcher_words,
+    option_words,
+)
 from gangrun.config.slurm_script import (
     ASSIGNED,
     ShellLine,
@@ -37,7 +46,6 @@ _SRUN_VALUELESS = {
     "--disable-status", "-v", "--verbose", "-Q", "--quiet", "-O", "--overcommit", "-s", "--oversubscribe", "--no-kill",
     "--multi-prog", "--exact", "--allow-run-as-root", "--use-hwthread-cpus", "--display-map", "--tag-output",
 }  # fmt: skip
-_CONTAINERS = ("singularity", "apptainer", "podman-hpc", "shifter", "enroot")
 _PEERS = {
     "machine_rank", "main_process_ip", "main_process_port", "rdzv_backend", "rdzv_conf", "rdzv_id", "same_network",
     "hostfile", "master_addr", "master_port", "node_rank", "launcher", "no_ssh", "ssh_port", "force_multi",
@@ -115,6 +123,11 @@ def _launch(script: SlurmScript, line: ShellLine) -> _Launch | None:
             launch.words = [*held, *launch.words[1:]]
         else:
             break
+    in_container = bool(launch.words) and Path(launch.words[0]).name in CONTAINERS
+    if launch.words and not in_container and (at := launcher_behind(tuple(launch.words))):
+        before, launcher = " ".join(launch.words[:at]), launcher_words(tuple(launch.words), at)
+        way = f"activate the environment in the script, above this line, and leave {before} out"
+        raise UserError("usage", f"{script.place(line.number)}: {before} starts {launcher}", way)
     if not launch.words or not (launch.copier or _launcher(launch.words) or _is_training(launch.words)):
         return None
     if line.rest and not re.match(r"(2?>|&>|\|\s*tee\b|&$)", line.rest):
@@ -228,7 +241,7 @@ def _asked(script: SlurmScript, launch: _Launch, variables: Mapping[str, str]) -
 
 def _contained(words: list[str]) -> tuple[list[str], list[str]]:
     """(the container's part, the command in it)."""
-    if Path(words[0]).name not in _CONTAINERS:
+    if Path(words[0]).name not in CONTAINERS:
         return [], words
     for at in range(1, len(words)):
         if _launcher(words[at:]) or _is_training(words[at:]):

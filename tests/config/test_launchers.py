@@ -125,6 +125,14 @@ def test_other_commands_are_left_as_they_are(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
+        ("uv run torchrun --nproc-per-node 8 a.py", "uv would start torchrun in each rank, and each of them all"),
+        (
+            "conda run -n env python -m torch.distributed.run a.py",
+            "conda would start python -m torch.distributed.run in each",
+        ),
+        ("numactl -N 0 accelerate launch a.py", "numactl would start accelerate launch in each rank"),
+        ("apptainer exec a.sif torchrun a.py", "apptainer would start torchrun in each rank"),
+        ("env A=1 deepspeed a.py", "env would start deepspeed in each rank"),
         ("srun -n8 train.py", "srun starts a copy of the command for each task"),
         ("/usr/bin/mpirun -np 8 python train.py", "mpirun starts a copy"),
         ("torchrun --frob train.py", "torchrun: unrecognized arguments: --frob"),
@@ -160,3 +168,20 @@ def test_options_after_the_script_that_gangrun_knows_are_found() -> None:
     words = ("train.py", "--max_restarts=3", "x", "--checkpoint-dir", "c", "--lr", "--resume", "--nnodes=2", "--role")
     found = meant_for_gangrun(words, ["--max-restarts", "--checkpoint-dir", "--resume"])
     assert found == ("--max_restarts", "--checkpoint-dir", "--nnodes")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "uv run --with deepspeed python train.py",
+        "uv run train.py torchrun",
+        "uv run python -m app torchrun",
+        "env A=1 x",
+    ],
+)
+def test_a_wrapper_without_a_launcher_is_a_command(line: str) -> None:
+    assert taken_apart(tuple(line.split()), "python") is None
+
+
+def test_a_launcher_behind_a_wrapper_runs_once_per_node_as_it_is() -> None:
+    assert launched_per_node(("uv", "run", "torchrun", "train.py"), "python") is None

@@ -168,6 +168,7 @@ def test_what_cannot_run_in_job_after_job_is_refused_with_its_line(lines: list[s
     [
         (["gangrun run a.py"], "train.sbatch:3 is a gangrun run line already"),
         (["echo hello"], "train.sbatch holds no line that starts ranks"),
+        (["srun uv run torchrun a.py"], "train.sbatch:3: uv run starts torchrun\n  activate the environment"),
         (["srun python a.py", "srun python b.py"], "train.sbatch: lines 3, 4 each start ranks"),
         (["srun bash -c 'cd x && torchrun a.py'"], "train.sbatch:3: bash -c runs more than one command"),
         (["torchrun --nproc_per_node=$(nproc) a.py"], "train.sbatch:3: how many ranks per node is $(nproc)?"),

@@ -2,11 +2,12 @@
 
     python sharing.py FOLDER CASES     (JSON: nodes of the ranks, and what each wants, as [file, begins, ends])
 
-FOLDER/NODE holds the files of a node.
+FOLDER/NODE holds the files of a node. A rank that wants null fails before it can say what it wants.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -23,23 +24,31 @@ from gangrun.training.state import CheckpointError
 from tests.training.harness import forked
 
 loading.PIECE_BYTES = 1000
+ENDS_WITHIN_S = 120.0
 
 
-def rank_main(folder: Path, number: int, nodes: list[str], wanted: list[list[Any]], rank: int) -> None:
+def rank_main(folder: Path, number: int, nodes: list[str], wanted: list[list[Any] | None], rank: int) -> None:
+    faulthandler.dump_traceback_later(ENDS_WITHIN_S, exit=True)
     store = dist.FileStore(str(folder / f"store-{number}"), len(nodes))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=len(nodes))
     os.environ["LOCAL_RANK"] = str(nodes[:rank].count(nodes[rank]))
-    pieces = [ByteRange(*one) for one in wanted[rank]]
     found: dict[str, Any] = {}
-    with SharedFiles(str(folder / nodes[rank]), RankGroup()) as files:
-        try:
-            files.bring(pieces)
-            found["read"] = [_read(files, one) for one in pieces]
-        except CheckpointError as error:
-            found["error"] = str(error)
+    try:
+        with SharedFiles(str(folder / nodes[rank]), RankGroup()) as files:
+            found["read"] = _brought(files, wanted[rank])
+    except CheckpointError as error:
+        found["error"] = str(error)
     (folder / f"out-{number}-{rank}").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _brought(files: CheckpointFiles, wanted: list[Any] | None) -> list[str]:
+    if wanted is None:
+        raise CheckpointError("the model is another one")
+    pieces = [ByteRange(*one) for one in wanted]
+    files.bring(pieces)
+    return [_read(files, one) for one in pieces]
 
 
 def _read(files: CheckpointFiles, one: ByteRange) -> str:

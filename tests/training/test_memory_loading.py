@@ -22,9 +22,9 @@ A, B, C = (os.urandom(size) for size in (5000, 3000, 10))
 FILES = {"x": {"a": A, "b": B}, "y": {"b": B, "c": C}, "z": {"c": C}}
 
 
-def shared(folder: Path, *cases: tuple[list[str], list[list[Any]]]) -> list[list[dict[str, Any]]]:
+def shared(folder: Path, *cases: tuple[list[str], list[Any]]) -> list[list[dict[str, Any]]]:
     for node, files in FILES.items():
-        (folder / node).mkdir()
+        (folder / node).mkdir(exist_ok=True)
         for name, data in files.items():
             (folder / node / name).write_bytes(data)
     return [json.loads(line) for line in run_program("sharing.py", folder, json.dumps(cases)).splitlines()]
@@ -57,6 +57,16 @@ def test_what_a_rank_cannot_read_is_told_to_all(tmp_path: Path) -> None:
             "nowhere is in the memory of no node that has ranks",
             "the step cannot be loaded from the nodes' memory: rank 0: a ends before byte 5003",
         }
+
+
+def test_a_rank_that_fails_before_it_asks_leaves_nobody_waiting(tmp_path: Path) -> None:
+    """Its script may go on, so nobody can wait for its end."""
+    wanted: list[Any] = [[["a", 0, 1]], None, [["b", 0, 1]]]
+    for nodes, own in ((["x", "y", "z"], "the model is another one"), (["x", "nowhere", "z"], "")):
+        (told,) = shared(tmp_path, (nodes, wanted))
+        others = {found["error"] for found in (told[0], told[2])}
+        assert len(others) == 1 and "the step cannot be loaded from the nodes' memory: rank 1: " in others.pop()
+        assert told[1]["error"] == own or (not own and "nowhere cannot be read: No such file" in told[1]["error"])
 
 
 def test_the_same_bytes_are_asked_for_once() -> None:

@@ -7,6 +7,7 @@ first one are at it, so nobody waits in a circle. Each piece bears its checksum.
 that asked, at the place where it stands in the file, and all ranks of the node read it there.
 
 A rank that fails goes on to the last transfer, and in the end all of them learn of it: nothing has reached the model.
+One that fails before that, as its model is another one, says so in place of what it wants.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -56,7 +58,7 @@ class CheckpointFiles:
     def __enter__(self) -> CheckpointFiles:  # noqa: PYI034 - Self is of Python 3.11
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Nothing is read any more."""
 
     def bring(self, wanted: Iterable[ByteRange]) -> None:
@@ -85,17 +87,22 @@ class SharedFiles(CheckpointFiles):
         super().__init__(directory)
         self._ranks = ranks
         self._brought: dict[str, int] = {}  # file -> descriptor of what was asked for of it
+        self._asked = False
         node = f"{os.uname().nodename}:{directory}"
-        here = tuple(sorted(os.listdir(directory))) if environment.local_rank() == 0 else ()
-        told = ranks.from_first(ranks.to_first((node, here)))
-        self._nodes = [name for name, _ in told]
+        here, failure = _files_in(directory) if environment.local_rank() == 0 else ((), "")
+        told = ranks.from_first(ranks.to_first((failure, node, here)))
+        _demand_whole([why for why, _, _ in told])
+        self._nodes = [name for _, name, _ in told]
         self._files: dict[str, frozenset[str]] = {}
-        for name, files in told:
+        for _, name, files in told:
             self._files[name] = self._files.get(name, frozenset()).union(files)
         self._node = node
 
-    def __exit__(self, *_: object) -> None:
-        """What was brought is needed no more."""
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """What was brought is needed no more. Others wait for what this rank wants, even if it failed before."""
+        if isinstance(error, Exception) and not self._asked:
+            with contextlib.suppress(RuntimeError):  # another rank is gone: what went wrong here is what has to be seen
+                self._wanted(str(error) or type(error).__name__, [])
         for descriptor in self._brought.values():
             os.close(descriptor)
         self._brought = {}
@@ -112,8 +119,9 @@ class SharedFiles(CheckpointFiles):
     def bring(self, wanted: Iterable[ByteRange]) -> None:
         """Raises ``CheckpointError`` on all ranks alike."""
         lacking = merged(one for one in wanted if one.file not in self._files[self._node])
-        asked = self._ranks.from_first(self._ranks.to_first(lacking))
-        transfers = transfers_of(self._nodes, self._files, asked)
+        asked = self._wanted("", lacking)
+        _demand_whole([why for why, _ in asked])
+        transfers = transfers_of(self._nodes, self._files, [wanted for _, wanted in asked])
         taken = _Taken(t.piece for t in transfers if t.taker == self._ranks.rank)
         try:
             failure = _Exchange(self, self._ranks, taken).run(transfers)
@@ -121,6 +129,11 @@ class SharedFiles(CheckpointFiles):
             self._agreed(self._open(one for node, files in shown if node == self._node for one in files.items()))
         finally:
             taken.close()
+
+    def _wanted(self, failure: str, lacking: list[ByteRange]) -> Sequence[tuple[str, list[ByteRange]]]:
+        """By each rank, or why it wants nothing."""
+        self._asked = True
+        return self._ranks.from_first(self._ranks.to_first((failure, lacking)))
 
     def _open(self, shown: Iterable[tuple[str, str]]) -> str:
         try:
@@ -133,10 +146,23 @@ class SharedFiles(CheckpointFiles):
     def _agreed(self, failure: str, told: Mapping[str, str] | None = None) -> Sequence[tuple[str, Mapping[str, str]]]:
         """What each rank tells, with its node."""
         everybody = self._ranks.from_first(self._ranks.to_first((failure, told or {})))
-        for rank, (why, _) in enumerate(everybody):
-            if why:
-                raise CheckpointError(f"the step cannot be loaded from the nodes' memory: rank {rank}: {why}")
+        _demand_whole([why for why, _ in everybody])
         return [(self._nodes[rank], files) for rank, (_, files) in enumerate(everybody)]
+
+
+def _files_in(directory: str) -> tuple[tuple[str, ...], str]:
+    """And why they are not known."""
+    try:
+        return tuple(sorted(os.listdir(directory))), ""
+    except OSError as error:
+        return (), f"{directory} cannot be read: {error.strerror}"
+
+
+def _demand_whole(failures: Sequence[str]) -> None:
+    """Of each rank; "" where nothing failed."""
+    for rank, why in enumerate(failures):
+        if why:
+            raise CheckpointError(f"the step cannot be loaded from the nodes' memory: rank {rank}: {why}")
 
 
 def merged(wanted: Iterable[ByteRange]) -> list[ByteRange]:

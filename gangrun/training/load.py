@@ -193,19 +193,20 @@ class CheckpointReader:
         meta = self._metadata.storage_meta
         self._ours = bool(meta and (meta.save_id or "").startswith(SAVE_ID_PREFIX))
         self._chunks: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {}
+        self._objects: dict[str, Any] = {}
 
     def object_of(self, key: str) -> Any:
-        """One of the small objects; None where the checkpoint has none of this name."""
-        info = (self._metadata.storage_data or {}).get(MetadataIndex(key))
-        if info is None:
-            return None
+        """One of the small objects that ``fill`` has read; None where the checkpoint has none of this name."""
+        return self._objects.get(key)
+
+    def _read_object(self, info: Any) -> Any:
         source = Source()
         with self._files.opened(_inside(info.relative_path)) as source.descriptor:
             return _inert(_bytes(source, info))
 
     def fill(self, state: dict[str, Any], objects: Iterable[str] = ()) -> None:
         """Read into the tensors of this nested state, in place; what is no tensor is replaced. ``objects``: small ones
-        that will be asked for.
+        that will be asked for; they are read first.
         """
         planner = _Planner()
         planner.set_up_planner(state, self._metadata)
@@ -216,8 +217,10 @@ class CheckpointReader:
             raise CheckpointError(f"{self.directory} does not fit this model and optimizer: {error}") from None
         stored = self._metadata.storage_data or {}
         places = [stored[item.storage_index] for item in items]
-        places += filter(None, (stored.get(MetadataIndex(key)) for key in objects))
+        small = {key: stored[MetadataIndex(key)] for key in objects if MetadataIndex(key) in stored}
+        places += small.values()
         self._files.bring(ByteRange(_inside(at.relative_path), at.offset, at.offset + at.length) for at in places)
+        self._objects = {key: self._read_object(info) for key, info in small.items()}
         with ThreadPoolExecutor(_THREADS_COUNT, thread_name_prefix="load") as pool:
             jobs = [pool.submit(self._read_turn, planner, path, turn) for path, turn in self._turns(items)]
             try:

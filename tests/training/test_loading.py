@@ -11,9 +11,11 @@ import gangrun
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
+from torch.distributed.checkpoint.metadata import MetadataIndex  # noqa: E402
 
 from gangrun.training.load import CheckpointReader  # noqa: E402
-from gangrun.training.state import CheckpointError, Parts, tensors_of  # noqa: E402
+from gangrun.training.metadata_file import load_metadata  # noqa: E402
+from gangrun.training.state import STATE_KEY, CheckpointError, Parts, tensors_of  # noqa: E402
 
 
 @pytest.fixture
@@ -48,6 +50,22 @@ def test_a_shard_that_went_away_after_it_was_proven_is_told_in_words(saved: Path
         shard.unlink()
     with pytest.raises(CheckpointError, match="cannot be loaded: No such file or directory"):
         CheckpointReader(str(saved)).fill(state_of(parts(2)))
+
+
+def test_small_state_that_rotted_is_noticed_before_a_tensor_is_read(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script may catch it and begin anew with the weights that it made."""
+    info = load_metadata((saved / ".metadata").read_bytes()).storage_data[MetadataIndex(STATE_KEY)]
+    shard = saved / info.relative_path
+    content = bytearray(shard.read_bytes())
+    content[info.offset : info.offset + info.length] = bytes(info.length)
+    shard.write_bytes(content)
+    monkeypatch.setenv("GANGRUN_RESUME", str(saved))
+    given, untouched = parts(2), parts(2)["model"].state_dict()
+    with gangrun.Checkpointer(tmp_path / "c", **given) as ckpt, pytest.raises(Exception, match="load failed"):
+        ckpt.resume()
+    assert all(torch.equal(tensor, untouched[name]) for name, tensor in given["model"].state_dict().items())
 
 
 def test_what_is_whole_comes_back_into_a_tensor_whose_rows_are_apart(saved: Path) -> None:

@@ -181,6 +181,20 @@ def test_an_attempt_that_never_begins_loses_it_not() -> None:
     assert life.state.checkpoints.held is None
 
 
+@pytest.mark.parametrize(("keeps_memory", "number"), [(True, 2), (False, 1)])
+def test_what_memory_did_not_tell_is_asked_for_again_before_an_attempt_whose_staging_is_open(
+    keeps_memory: bool, number: int
+) -> None:
+    """Who has it was away as attempt 1 sealed all before it, and comes back."""
+    life = sealing(replace(POLICY, keeps_memory=keeps_memory))
+    life.on(NodeSilent("n1", life.now))
+    life.on(AttemptSealed(1))
+    life.choose(saved(10))
+    assert life.phase is Phase.WAITING
+    life.on(NodeHeard("n1"))
+    assert life.last(SealAttempts).attempt == number
+
+
 @pytest.mark.parametrize("stage", [StartStage.SEALING, StartStage.CHOOSING])
 def test_a_new_supervisor_has_it_written_to_the_disk(stage: StartStage) -> None:
     life = sealing()

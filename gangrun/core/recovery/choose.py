@@ -279,7 +279,7 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str, *, thro
             return _wait_for_nodes(state, reason, now + policy.join_within_s)
         return too_few_nodes(state, now, policy, f"{why}; {placed.why}")
     attempts, number = state.attempts, state.attempt.number
-    if not is_unlaunched(state) or state.checkpoints.held is not None:
+    if not is_unlaunched(state) or state.checkpoints.held is not None or _is_sealed_off(state, policy):
         number += 1
         closed = close_attempt(state, now, "not started", why)
         attempts = (*closed, AttemptRecord(number=number, job=state.job, nodes=(), started=now))
@@ -305,6 +305,11 @@ def begin_attempt(state: RunState, now: float, policy: Policy, why: str, *, thro
             state.checkpoints, steps_told=state.checkpoints.steps_told or state.attempt.step >= 0, held=None
         ),
     )
+
+
+def _is_sealed_off(state: RunState, policy: Policy) -> bool:
+    """Has this attempt sealed the staging into which a step in memory would be brought before it?"""
+    return policy.keeps_memory and state.checkpoints.brought_attempt >= max(0, state.attempt.number - 1)
 
 
 def _may_load_memory(state: RunState, policy: Policy) -> bool:

@@ -108,8 +108,29 @@ def test_whoever_goes_in_this_order_gets_to_its_end(seed: int, monkeypatch: pyte
             left[one.taker].remove(one)
 
 
-def _under_way(left: dict[int, list[Transfer]]) -> list[Transfer]:
-    begun = [one for mine in left.values() for one in mine[:1]]
+def test_nodes_that_lack_nearly_everything_ask_different_ones_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all nodes wait for the two that have the first file, then for those that have the second."""
+    monkeypatch.setattr(loading, "PIECE_BYTES", 10)
+    count = 16
+    nodes = [f"n{n}" for n in range(count)]
+    files = {name: frozenset({f"f{n:02}", f"f{(n - count // 2) % count:02}"}) for n, name in enumerate(nodes)}
+    asked = [[Range(f"f{n:02}", 0, 10) for n in range(count) if f"f{n:02}" not in files[node]] for node in nodes]
+    left = {rank: [t for t in transfers_of(nodes, files, asked) if rank in t[:2]] for rank in range(count)}
+    rounds_count = 0
+    while any(left.values()):
+        busy: set[tuple[str, int]] = set()  # a rank sends one piece and takes one at a time
+        for one in sorted(_under_way(left, loading.ON_THEIR_WAY_COUNT)):
+            ends = {("sends", one.source), ("takes", one.taker)}
+            if not busy & ends:
+                busy |= ends
+                left[one.source].remove(one)
+                left[one.taker].remove(one)
+        rounds_count += 1
+    assert rounds_count <= 3 * (count - 2), "of pieces that each of them takes"
+
+
+def _under_way(left: dict[int, list[Transfer]], count: int = 1) -> list[Transfer]:
+    begun = [one for mine in left.values() for one in mine[:count]]
     return [one for one in set(begun) if begun.count(one) == 2]
 
 

@@ -188,9 +188,11 @@ def transfers_of(
     sent = [0] * len(nodes)  # bytes
     taken = [0] * len(nodes)
     queues: list[list[Transfer]] = [[] for _ in nodes]  # of each taker
-    for there in ranks.values():
+    for number, there in enumerate(ranks.values()):
         takers: dict[str, int] = {}
-        for one in merged(wanted for rank in there for wanted in asked[rank]):
+        lacking = merged(wanted for rank in there for wanted in asked[rank])
+        first = len(lacking) * number // len(ranks)  # else all nodes would begin with those who have the first file
+        for one in (*lacking[first:], *lacking[:first]):
             sources = [rank for other, others in ranks.items() if one.file in files[other] for rank in others]
             if not sources:
                 raise CheckpointError(f"{one.file} is in the memory of no node that has ranks")

@@ -233,6 +233,10 @@ class Cluster:
         self._stalled.discard(name)
         self._hidden = [one for one in self._hidden if one[0] != name]
 
+    def power_on(self, name: str) -> None:
+        """It boots: slurmd runs, and nothing else."""
+        self.room.start(name)
+
     def declare_down(self, *names: str) -> None:
         """What Slurm finds out about a silent node only in minutes. It returns by itself once it answers."""
         self.tool("scontrol", "update", f"NodeName={','.join(names)}", "State=DOWN", "Reason=test")

@@ -159,6 +159,31 @@ def test_a_good_node_that_slurm_counts_as_down_for_a_moment_is_not_excluded(clus
     cluster.assert_clean(20)
 
 
+def test_the_power_of_a_node_goes_and_comes_back_in_one_job(cluster: Cluster, run: Run) -> None:
+    """The run goes on with fewer nodes and grows again. A node that boots before Slurm misses it ends the whole step:
+    Slurm finds a task missing, and srun kills the others. So the last attempt begins after a second failure.
+    """
+    more = "if attempt and world == 3: steps = start + 20"
+    told = run.step(3, 1, "--min-nodes", "2", "--grow-every", "1s", steps=9999, every=5, hook=more)
+    run.wait_for_step(12)
+    (job,) = run.jobs()
+    lost = next(host for host, _ in run.ranks().values() if host != job["BatchHost"])
+    cluster.power_off(lost)
+    run.wait_for_step(0, attempt=1)
+    cluster.power_on(lost)
+    status = run.end(deadline_s=150)
+    first, smaller, *_, last = status["attempts"]
+    assert [len(one["nodes"]) for one in (first, smaller, last)] == [3, 2, 3]
+    assert lost not in smaller["nodes"] and lost in last["nodes"]
+    assert status["excluded"] == []
+    assert f"{lost} is heard again and passed its checks, so it is used again" in run.explain()
+    assert attempts_that_stepped(run.rows())[:2] == [0, 1]
+    run.assert_undisturbed()
+    assert [one["JobId"] for one in run.jobs()] == [told["job"]]
+    assert cluster.wait_job(told["job"], "COMPLETED")["ExitCode"] == "0:0"
+    cluster.assert_clean(20)
+
+
 LEASE_ENDS_WITHIN_S = 15 * 1.01 + 1 + 0.25  # of a node's last word: --fence-after, its drift, a kill, a warden's wake
 
 

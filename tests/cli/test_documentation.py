@@ -19,6 +19,7 @@ from gangrun.cli.plan import PlanReport
 from gangrun.cli.simulate import SimulationReport
 from gangrun.cli.submit import SUBMIT_COMMON
 from gangrun.cli.train import RUN_COMMON
+from gangrun.config.health_table import HealthTable
 from gangrun.config.settings import GROUPS, SETTINGS, Setting
 from gangrun.config.slurm_options import ALL_SETTINGS
 from gangrun.core.policy import HangPolicy, Policy, Timing, TrendPolicy
@@ -42,6 +43,7 @@ from tests.runs.stories import failed
 
 DOCS = Path(__file__).parents[2] / "docs"
 OPERATING = (DOCS / "operating.md").read_text("utf-8")
+RECOVERY = (DOCS / "recovery.md").read_text("utf-8")
 STATUS = (DOCS / "status-json.md").read_text("utf-8")
 LEARNT = {
     "saves_with": "told by the checkpoints",
@@ -106,6 +108,18 @@ def table_of_settings() -> str:
 
 def test_the_table_of_settings_is_the_code_s() -> None:
     assert table_of_settings() in OPERATING, f"docs/operating.md needs this table:\n{table_of_settings()}"
+
+
+def test_the_knobs_of_the_ladder_have_the_defaults_of_the_code() -> None:
+    """All that the tables above name are in this one."""
+    above, _, below = RECOVERY.partition("\n## The knobs\n")
+    table = re.findall(r"^\| `([\w-]+)` \| ([^|]+) \| [^|]+ \|$", below.partition("\n## ")[0], re.MULTILINE)
+    options = {row.flag: row.default_words or "-" for row in ALL_SETTINGS}
+    policy = {name: default for name, (_, default) in rows().items()}
+    known = {**policy, "active_on_suspicion": str(HealthTable().active_on_suspicion).lower(), **options}
+    assert dict(table) == {name: known[name] for name, _ in table}
+    named = {name for row in above.splitlines() if row[:2] == "| " for name in re.findall(r"`([\w-]+)[` ]", row)}
+    assert named & known.keys() <= dict(table).keys()
 
 
 @pytest.mark.parametrize("row", ALL_SETTINGS, ids=lambda row: row.name)

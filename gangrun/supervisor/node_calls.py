@@ -190,7 +190,11 @@ def refusal_of(result: CommandResult) -> str:
 
 
 class StartCall(NodeCall):
-    """Start all ranks in two phases: every node proves that nothing is left on it, then all launch."""
+    """Start all ranks: every node proves that nothing is left on it, then rank 0's node launches, then all others.
+
+    A rank that asks for torch's store before rank 0 has opened it is refused, and asks again only after 0.25 to 0.75 s.
+    If standbys are ready, rank 0's node answers once the store is open (``gang_part``).
+    """
 
     def __init__(
         self, board: CommandRetry, action: StartGang, addresses: Mapping[str, str], policy: Policy, now: float,
@@ -205,6 +209,7 @@ class StartCall(NodeCall):
         self._within_s = policy.start_within_s
         self._port = 0
         self._launching = False
+        self._rest: list[tuple[str, Launch]] = []  # for later
         for node in self._nodes:
             first = node == self._nodes[0]
             self.ask(node, lambda act, first=first: Prepare(board.term, act, self.attempt, first), now)  # type: ignore[misc]
@@ -216,6 +221,9 @@ class StartCall(NodeCall):
             return self._failed(node, refusal_of(result), answer.retry_free)
         if not self._launching and node == self._nodes[0]:
             self._port = answer.port
+        rest, self._rest = self._rest, []
+        for other, launch in rest:
+            self._ask_to_launch(other, launch, now)
         if self._open:
             return []
         if self._launching:
@@ -257,7 +265,11 @@ class StartCall(NodeCall):
                 skip_batches=self._action.skip_batches,
                 resume_memory=resume.memory if resume else None,
             )
-            self.ask(node, lambda act, launch=launch: msgspec.structs.replace(launch, act=act), now)  # type: ignore[misc]
+            self._rest.append((node, launch))
+        self._ask_to_launch(*self._rest.pop(0), now)
+
+    def _ask_to_launch(self, node: str, launch: Launch, now: float) -> None:
+        self.ask(node, lambda act: msgspec.structs.replace(launch, act=act), now)
 
     def tick(self, now: float, silent: Collection[str], lost: Collection[str]) -> list[Event]:
         """A node that has not answered in time is named."""

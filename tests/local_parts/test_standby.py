@@ -22,7 +22,7 @@ from gangrun.agent.brain import facts
 from gangrun.agent.ranks import gang_part, standby
 from gangrun.agent.ranks.environment import is_set_at_launch
 from gangrun.agent.ranks.standby import Child, SharedImports, Standbys, WarmRank, free_memory_share
-from gangrun.agent.ranks.stop import free_port
+from gangrun.agent.ranks.stop import free_port, listens
 from gangrun.node import boot
 from gangrun.node.processes import process_table
 from gangrun.wire.messages import Prepare
@@ -363,6 +363,22 @@ def test_rank_0_listens_before_the_others_wake(tmp_path: Path, monkeypatch: pyte
         made.gang.launch(order(3, attempt=1, master_port=port))
         until(lambda: made.log(1).count("met\n") + made.log(1).count("refused\n") == 2, 20, lambda: made.log(1))
         assert "refused" not in made.log(1)
+
+
+def test_rank_0_listens_before_its_node_says_that_it_has_launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks are on other nodes, and wake once this one has answered."""
+    monkeypatch.setattr(gang_part, "LISTENS_WITHIN_S", 20.0)
+    port = free_port((), random.Random(os.getpid()))
+    with gang(tmp_path, MEETS, warm=True) as made:
+        made.gang.launch(order(1, world_size=2, nodes_count=2, master_port=port))
+        made.ready()
+        _warm_up(made, 1)
+        made.gang.stop(stop_order(0))
+        assert made.next_fact(facts.RanksStopped).ok
+        made.gang.launch(order(1, world_size=2, nodes_count=2, attempt=1, master_port=port))
+        assert listens(port)
 
 
 @pytest.mark.parametrize("changes", [{"warm": False}, {"warm": True, "per_node": True}, {"warm": True, "may": False}])

@@ -98,6 +98,28 @@ def test_launch_carries_the_shape_of_the_gang() -> None:
     assert len({m.act for m in launches}) == 3
 
 
+def test_rank_0_s_node_launches_first() -> None:
+    """Ranks that ask for torch's store before rank 0 has opened it would wait for most of a second."""
+    desk = Desk(nodes=3)
+    desk.open()
+    first, others = desk.agents["n0"], [desk.agents["n1"], desk.agents["n2"]]
+    hear = first.hear
+
+    def hear_but(message: Any) -> None:
+        first.obeys = not isinstance(message, Launch)
+        hear(message)
+
+    first.hear = hear_but  # type: ignore[method-assign]
+    desk.join()
+    desk.pass_s(3.0)
+    assert first.heard(Launch) and not any(agent.heard(Launch) for agent in others)
+    first.attempt, first.ranks = 0, (0, 1)
+    first.answer(first.heard(Launch)[0])
+    desk.turn_all()
+    assert [len(agent.heard(Launch)) for agent in others] == [1, 1]
+    assert desk.loop.state.phase is Phase.RUNNING
+
+
 @pytest.mark.parametrize(("kind", "word"), [(Prepare, "prove"), (Launch, "launch")])
 def test_a_node_that_does_not_start_in_time_is_named(kind: type, word: str) -> None:
     desk = Desk(policy=Policy(start_within_s=20.0))

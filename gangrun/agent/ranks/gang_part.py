@@ -240,7 +240,7 @@ class RankGang:
             except OSError as error:
                 self._undo(gang)
                 raise LaunchError(f"rank {rank} could not be started: {error}") from error
-            if was_ready and rank == 0 and len(order.ranks) > 1:
+            if was_ready and rank == 0 and order.world_size > 1:
                 self._let_listen(order.master_port)
         self._still(may, gang)
         for started in gang.ranks.values():  # only now: a fact of a gang that was never whole would mislead

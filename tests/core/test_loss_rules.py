@@ -113,6 +113,38 @@ def test_a_single_bad_batch_is_no_blow_up_and_the_window_does_not_take_it_in() -
     assert seen([*losses, *[60.0 + k for k in range(ALERT_COUNT)]])[0].usual.startswith("median ")
 
 
+def known(losses: Iterable[float]) -> LossWatch:
+    watch = LossWatch()
+    for step, loss in enumerate(losses):
+        watch.report(step, loss, 1.0)
+    return watch
+
+
+def bad_from(watch: LossWatch, first_step: int, loss: float = 1e9, norm: float = 1e9) -> list[tuple[AnomalyKind, int]]:
+    for step in range(first_step, first_step + 3):
+        watch.report(step, 2.0, 1.0)
+    for step in range(first_step + 3, first_step + 40):
+        watch.report(step, loss, norm)
+    return [(one.kind, one.since_step) for one in watch.anomalies]
+
+
+def test_what_was_usual_up_to_the_resume_point_is_so_in_the_next_attempt() -> None:
+    """Else a batch that blows the loss up again soon after a rollback is what is usual from then on."""
+    before = known([*healthy(400), *[1e9] * 30])
+    assert bad_from(LossWatch(before, 379), 380) == [(AnomalyKind.BLOW_UP, 383), (AnomalyKind.GRADIENT, 383)]
+    assert bad_from(LossWatch(before, 379), 379) == [(AnomalyKind.BLOW_UP, 382), (AnomalyKind.GRADIENT, 382)]
+    third = LossWatch(LossWatch(before, 379), 379)  # the second one reported nothing
+    assert bad_from(third, 380) == [(AnomalyKind.BLOW_UP, 383), (AnomalyKind.GRADIENT, 383)]
+
+
+def test_nothing_is_usual_far_before_where_it_was_known_or_if_the_script_begins_elsewhere() -> None:
+    before = known(healthy(400))
+    assert bad_from(LossWatch(before, 220), 221) == [], "20 reports of the window are from before step 221"
+    assert bad_from(LossWatch(before, -1), 0) == []
+    assert bad_from(LossWatch(before, 379), 0) == [], "the loss of a script that begins anew is high again"
+    assert bad_from(LossWatch(None, 379), 380) == []
+
+
 def test_nan_at_every_second_step_is_one_anomaly_and_nan_after_a_calm_another() -> None:
     (often,) = seen([NAN if step % 2 else 2.0 + step / 1000 for step in range(100)])
     assert (often.since_step, often.step, often.count, often.lasting) == (1, 99, 50, False)

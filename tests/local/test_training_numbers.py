@@ -124,3 +124,18 @@ def test_a_rollback_goes_to_before_the_anomaly_and_never_meets_its_batches_again
     assert not {59, 60, 61, 62} & set(indices)
     assert {58, 63} <= set(indices)
     assert any((saves / ".gangrun" / "set-aside").glob("*/step-*")), "what was saved since then can be put back"
+
+
+def test_a_batch_that_blows_the_loss_up_again_after_a_rollback_ends_the_run_as_the_datas(box: Box) -> None:
+    """It comes two steps after the resume point: what is usual is known from the attempt before."""
+    saves = box.work / "saves"
+    script = SAVES.replace("math.inf if index == 60", "10.0 if index >= 60").replace("step == 75", "step == 84")
+    box.start("--on-anomaly", "rollback", "--checkpoint-dir", saves, box.script(script), saves)
+    assert box.end() == 1, box.told()
+    status = box.status()
+    assert [one["outcome"] for one in status["attempts"]] == ["numerical", "data"], status
+    assert all("the loss rose far above its median" in one["reason"] for one in status["attempts"]), [
+        one["reason"] for one in status["attempts"]
+    ]
+    assert " at step 60," in status["attempts"][1]["reason"], status["attempts"][1]["reason"]
+    assert "the data of this step is at fault" in status["reason"], status["reason"]

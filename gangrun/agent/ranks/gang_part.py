@@ -63,6 +63,7 @@ from gangrun.core.recovery.gpu_rules import GpuUse
 from gangrun.core.recovery.hang import LONG_PHASES
 from gangrun.core.recovery.pace_rules import RankPaces
 from gangrun.core.recovery.standing import SUSPECT_S, Look, NodeStands, without_repeated_places
+from gangrun.core.text import known_step
 from gangrun.node.boot_standby import IMPORTS_FILE
 from gangrun.node.place_page import PlacePage, now_ns
 from gangrun.node.processes import Proc, kill, kill_until_none, read_proc
@@ -221,6 +222,7 @@ class RankGang:
         """
         assert threading.current_thread() is threading.main_thread(), "ranks would die with the thread that forked them"
         assert self._gang is None or not self._gang.alive(), "the ranks of an earlier attempt are alive"
+        before = self._gang.told if self._gang is not None else {}
         self._forget()
         self._stands.begin()
         self._paces.begin()
@@ -236,7 +238,7 @@ class RankGang:
         for local_rank, rank in enumerate(order.ranks):
             self._still(may, gang)
             try:
-                was_ready = self._start(gang, RankPlace(spec, order, local_rank))
+                was_ready = self._start(gang, RankPlace(spec, order, local_rank), before)
             except OSError as error:
                 self._undo(gang)
                 raise LaunchError(f"rank {rank} could not be started: {error}") from error
@@ -272,8 +274,8 @@ class RankGang:
         while self._now() < until and not listens(port):
             pause.wait(LISTENS_LOOK_S)
 
-    def _start(self, gang: _Gang, place: RankPlace) -> bool:
-        """Start one rank; was a standby ready for it?"""
+    def _start(self, gang: _Gang, place: RankPlace, before: Mapping[int, ScriptReports]) -> bool:
+        """Start one rank; was a standby ready for it? ``before``: what this node's ranks told in an earlier attempt."""
         spec, rank = self._spec, place.rank
         files = gang.files.of(rank)
         slot = ProgressPage(str(files.slot), rank)
@@ -299,7 +301,8 @@ class RankGang:
             child.stderr.close()
         else:
             gang.logs.say(f"rank {rank} is debugged: what it prints went to {debugged} and is not here")
-        gang.told[rank] = ScriptReports(rank, slot, gang.logs)
+        told_before = before.get(rank) or next(iter(before.values()), None)  # their losses are alike
+        gang.told[rank] = ScriptReports(rank, slot, gang.logs, told_before, known_step(place.order.resume_step))
         dump = None if spec.per_node else watchdog_dump(environment, rank)
         gang.ranks[rank] = WatchedRank(rank, spec.node, child, proc, slot, files, spec.through_boot, page, dump)
         if IMPORTS_FILE in environment and not debugged:

@@ -46,9 +46,13 @@ class ScriptReports:
     A heartbeat reads it, and once more the thread that sees the rank's end: a loss in the last second counts too.
     """
 
-    def __init__(self, rank: int, slot: ProgressPage, logs: RankLogs) -> None:
+    def __init__(
+        self, rank: int, slot: ProgressPage, logs: RankLogs, before: ScriptReports | None = None, resumed_at: int = -1
+    ) -> None:
+        """``before``: of the earlier attempt, of this rank or another one. ``resumed_at``: the checkpoint's step."""
         self._rank, self._slot, self._logs = rank, slot, logs
-        self._watch, self._lock = LossWatch(), threading.Lock()
+        self._watch: LossWatch = LossWatch(None if before is None else before._watch, resumed_at)  # noqa: SLF001
+        self._lock = threading.Lock()
         self._findings_count = 0
         self._checks: SelfChecks | None = None
 

@@ -12,6 +12,9 @@ Bad reports do not enter the window, so what is usual stays what it was before. 
 running on (``NOT_FINITE_LASTING_COUNT`` of a loss that is no number); only what lasts is a reason to act. A flat loss
 never is: somebody must look at it.
 
+An attempt that resumes takes over what was usual up to its resume point. Else a batch that blows the loss up soon after
+a rollback would be what is usual from then on.
+
 The agent runs these rules over each report of its own ranks, so that no step between two heartbeats is missed, and the
 supervisor hears the outcome alone. The bounds are worked out anew every ``BOUNDS_EVERY_COUNT`` reports: a report costs
 a few microseconds.
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gangrun.core.evidence import LOSS, NORM, Anomaly, AnomalyKind
@@ -93,18 +96,29 @@ class _Stretch:
 class _Window:
     """The last good numbers, and the bound that follows from them, which is worked out now and then."""
 
-    def __init__(self, bound: Callable[[deque[float]], tuple[float, str]]) -> None:
-        self._bound, self._numbers = bound, deque[float](maxlen=WINDOW_COUNT)
-        self._since_count = 0
+    def __init__(
+        self, bound: Callable[[Sequence[float]], tuple[float, str]], numbers: Sequence[tuple[int, float]] = ()
+    ) -> None:
+        """``numbers``: good ones of an earlier attempt, each with its step."""
+        self._bound, self._numbers = bound, deque(numbers, maxlen=WINDOW_COUNT)
+        self._since_count = len(numbers)
         self.max, self.usual = math.inf, ""
+        self._work_out()
 
-    def add(self, number: float) -> None:
+    def add(self, step: int, number: float) -> None:
         """A good one."""
-        self._numbers.append(number)
+        self._numbers.append((step, number))
         self._since_count += 1
+        self._work_out()
+
+    def _work_out(self) -> None:
         if len(self._numbers) >= KNOWN_MIN_COUNT and self._since_count >= BOUNDS_EVERY_COUNT:
             self._since_count = 0
-            self.max, self.usual = self._bound(self._numbers)
+            self.max, self.usual = self._bound([number for _, number in self._numbers])
+
+    def up_to(self, step: int) -> list[tuple[int, float]]:
+        """The good ones up to this step."""
+        return [one for one in self._numbers if one[0] <= step]
 
 
 def _median(numbers: Iterable[float]) -> float:  # as good here as that of ``statistics``, which is slow to load
@@ -112,13 +126,13 @@ def _median(numbers: Iterable[float]) -> float:  # as good here as that of ``sta
     return in_order[len(in_order) // 2]
 
 
-def _loss_bound(losses: deque[float]) -> tuple[float, str]:
+def _loss_bound(losses: Sequence[float]) -> tuple[float, str]:
     middle = _median(losses)
     spread = MAD_TO_SIGMA * _median(abs(loss - middle) for loss in losses)
     return middle + Z_MAX * max(spread, SPREAD_MIN_SHARE * abs(middle)), f"median {number_words(middle)}"
 
 
-def _norm_bound(norms: deque[float]) -> tuple[float, str]:
+def _norm_bound(norms: Sequence[float]) -> tuple[float, str]:
     mean = sum(norms) / len(norms)
     return NORM_FACTOR * mean, f"mean {number_words(mean)}"
 
@@ -126,8 +140,13 @@ def _norm_bound(norms: deque[float]) -> tuple[float, str]:
 class LossWatch:
     """One rank's reports in one attempt."""
 
-    def __init__(self) -> None:
-        self._losses, self._norms = _Window(_loss_bound), _Window(_norm_bound)
+    def __init__(self, before: LossWatch | None = None, resumed_at: int = -1) -> None:
+        """``before``: that of the earlier attempt. ``resumed_at``: the step of the checkpoint; -1: it begins anew."""
+        self._resumed_at = resumed_at
+        losses = before._losses.up_to(resumed_at) if before is not None else []  # noqa: SLF001 - of the same class
+        norms = before._norms.up_to(resumed_at) if before is not None else []  # noqa: SLF001
+        self._losses: _Window = _Window(_loss_bound, losses)
+        self._norms: _Window = _Window(_norm_bound, norms)
         self._loss_not_finite = _Stretch(AnomalyKind.NOT_FINITE, LOSS, 1, NOT_FINITE_LASTING_COUNT)
         self._norm_not_finite = _Stretch(AnomalyKind.NOT_FINITE, NORM, NORM_NOT_FINITE_COUNT, NORM_NOT_FINITE_COUNT)
         self._blow_up = _Stretch(AnomalyKind.BLOW_UP, LOSS, ALERT_COUNT, LASTING_COUNT)
@@ -143,6 +162,9 @@ class LossWatch:
 
     def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
         """What the rank said of one step; None: nothing."""
+        if step < self._resumed_at:  # the script began elsewhere, so nothing is known of what is usual there
+            self._losses, self._norms = _Window(_loss_bound), _Window(_norm_bound)
+        self._resumed_at = -1
         if loss is not None:
             self._report_loss(step, loss)
         if grad_norm is not None:
@@ -162,7 +184,7 @@ class LossWatch:
             self._blow_up.bad(step, loss, self._losses.usual)
             return
         self._blow_up.good()
-        self._losses.add(loss)
+        self._losses.add(step, loss)
 
     def _report_norm(self, step: int, norm: float) -> None:
         if not math.isfinite(norm):
@@ -173,4 +195,4 @@ class LossWatch:
             self._gradient.bad(step, norm, self._norms.usual)
             return
         self._gradient.good()
-        self._norms.add(norm)
+        self._norms.add(step, norm)

@@ -240,6 +240,92 @@ def test_an_evaluation_that_says_so_may_even_be_idle() -> None:
     assert stall is not None
 
 
+def into(phase: TrainingPhase) -> Callable[[Sample], Sample]:
+    return lambda sample: replace(step(sample), phase=phase)
+
+
+def evaluations(gang: Gang, count: int, lasts_s: int, phase: TrainingPhase = TrainingPhase.EVAL) -> None:
+    for _ in range(count):
+        gang.seconds(1, into(phase))
+        assert gang.seconds(lasts_s - 1, idle) is None
+        gang.seconds(1, into(TrainingPhase.TRAIN))
+        gang.train(3)
+
+
+def test_how_long_an_evaluation_may_be_silent_is_learnt_from_three_of_them() -> None:
+    gang = Gang()
+    gang.train(20)
+    evaluations(gang, 2, 30)
+    gang.seconds(1, into(TrainingPhase.EVAL))
+    assert gang.watch.limit_s() == 3600.0, "two are not enough"
+    gang.seconds(20, idle)
+    gang.seconds(1, into(TrainingPhase.TRAIN))
+    assert gang.watch.limit_s() == 120.0, "what an evaluation took is not learnt for the steps"
+    gang.watch.begin(gang.now)  # kept over attempts
+    gang.train(20)
+    gang.seconds(1, into(TrainingPhase.EVAL))
+    assert gang.watch.limit_s() == 300.0
+    stall = gang.seconds(301, idle)
+    assert stall is not None and "(limit 300 s)" in stall.sentence
+
+
+def test_each_long_phase_has_its_own_limit_and_none_is_below_twice_what_was_survived() -> None:
+    gang = Gang()
+    gang.train(20)
+    evaluations(gang, 3, 5)
+    evaluations(gang, 3, 2000, TrainingPhase.CHECKPOINT)
+    gang.seconds(1, into(TrainingPhase.EVAL))
+    assert gang.watch.limit_s() == 120.0
+    gang.seconds(1, into(TrainingPhase.CHECKPOINT))
+    assert gang.watch.limit_s() == 4000.0
+    gang.seconds(1, lambda sample: replace(step(sample), phase=TrainingPhase.EVAL if sample.rank else sample.phase))
+    assert gang.watch.limit_s() == 4000.0, "one rank still saves"
+
+
+def only(rank: int, phase: TrainingPhase) -> Callable[[Sample], Sample]:
+    """One rank enters a phase, and the others make a step."""
+    return lambda sample: (into(phase) if sample.rank == rank else step)(sample)
+
+
+def test_an_evaluation_is_over_once_its_last_rank_has_left_it() -> None:
+    gang = Gang()
+    gang.train(20)
+    for phase in (TrainingPhase.EVAL, TrainingPhase.TRAIN) * 2:
+        for rank in range(4):
+            gang.seconds(1, only(rank, phase))
+    gang.seconds(1, into(TrainingPhase.EVAL))
+    assert gang.watch.limit_s() == 3600.0, "eight ranks left two evaluations"
+
+
+def test_what_ranks_tell_within_an_evaluation_is_not_learnt_for_the_steps() -> None:
+    gang = Gang()
+    gang.train(20)
+    gang.seconds(1, into(TrainingPhase.EVAL))
+    for _ in range(3):
+        assert gang.seconds(50, idle) is None
+        gang.seconds(1, talk)
+    gang.seconds(1, into(TrainingPhase.TRAIN))
+    assert gang.watch.limit_s() == 120.0
+
+
+def test_a_rank_that_ends_in_an_evaluation_is_in_none() -> None:
+    gang = Gang()
+    gang.train(20)
+    gang.seconds(1, only(3, TrainingPhase.EVAL))
+    assert gang.watch.limit_s() == 3600.0
+    gang.samples.pop()
+    gang.second(step)
+    assert gang.watch.limit_s() == 120.0
+
+
+def test_a_rank_that_is_met_in_an_evaluation_is_in_one() -> None:
+    """By a new supervisor."""
+    gang = Gang()
+    gang.samples = [replace(sample, phase=TrainingPhase.EVAL) for sample in gang.samples]
+    gang.second(busy)
+    assert gang.watch.limit_s() == 3600.0
+
+
 def test_a_long_checkpoint_does_not_trip() -> None:
     gang = Gang()
     gang.train(20)

@@ -234,7 +234,7 @@ def test_places_are_forgotten_before_they_fill_the_memory(node: Node, monkeypatc
 
 POLICY = HangPolicy()
 SCENE = GangScene(
-    POLICY, is_steady=True, some_ended=False, long_phase=False, usual_limit_s=120.0, counts_from_s=10_000.0
+    POLICY, is_steady=True, some_ended=False, long_phase_s=0.0, usual_limit_s=120.0, counts_from_s=10_000.0
 )
 WAITS = "train.py:9 in step > distributed_c10d.py:3252 in all_reduce"
 
@@ -352,9 +352,16 @@ def test_after_a_rank_has_ended_whoever_waits_for_others_waits_in_vain() -> None
 
 
 def test_an_evaluation_that_the_script_declares_may_take_long_at_new_places() -> None:
-    declared = replace(SCENE, long_phase=True)
+    declared = replace(SCENE, long_phase_s=3600.0)
     assert verdict(ask(waiter(601), stand(601, 499), scene=declared)) == "suspected"
     assert verdict(ask(waiter(3600), stand(3600, 499), scene=declared)) == "hung"
+
+
+def test_in_an_evaluation_that_is_known_an_idle_rank_has_what_was_learnt_and_a_busy_one_more() -> None:
+    known = replace(SCENE, long_phase_s=240.0)
+    assert verdict(ask(waiter(239), stand(239, 499, idle=True), scene=known)) == "suspected"
+    assert verdict(ask(waiter(240), stand(240, 499, idle=True), scene=known)) == "hung"
+    assert verdict(ask(waiter(3599), stand(3599, 499), scene=known)) == "suspected"
 
 
 def test_without_collectives_new_places_keep_todays_limits() -> None:

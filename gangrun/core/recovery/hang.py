@@ -95,6 +95,15 @@ class _Row:
     window_cpu_s: float
     cpu_rate: float = -1.0  # -1: not known yet
     idle: bool = False
+    phase_since: float = 0.0
+
+
+@dataclass(slots=True)
+class _LongPhase:
+    """What is known of one of ``LONG_PHASES``."""
+
+    count: int = 0  # times that the last rank left it
+    longest_s: float = 0.0  # that a rank was in it
 
 
 class HangWatch:
@@ -104,11 +113,13 @@ class HangWatch:
         self.policy = policy
         self._usual_s = 0.0  # longest interval that ended with a word
         self._survived_s = 0.0  # longest interval that ended with any sign
+        self._long_phases = {phase: _LongPhase() for phase in LONG_PHASES}
         self.begin(now)
 
     def begin(self, now: float) -> None:
         """A new attempt starts up."""
         self._rows: dict[int, _Row] = {}
+        self._inside: dict[int, set[int]] = {phase: set() for phase in LONG_PHASES}  # the ranks that are in it
         self._of_node: dict[str, tuple[int, ...]] = {}
         self._heard_at: dict[str, float] = {}
         self._ended: set[int] = set()
@@ -147,8 +158,10 @@ class HangWatch:
                 elif tells(was, reading):
                     self._told(reading, now)
                 continue
-            self._rows[reading.rank] = _Row(node, reading, now, now, reading.cpu_s)
+            self._rows[reading.rank] = _Row(node, reading, now, now, reading.cpu_s, phase_since=now)
             self._ended.discard(reading.rank)
+            if reading.phase in LONG_PHASES:
+                self._inside[reading.phase].add(reading.rank)
             if reading.step >= 0 or reading.output_bytes > 0:
                 self._told(reading, now)
         if is_brief:
@@ -159,7 +172,7 @@ class HangWatch:
         known = self._of_node.get(node, ())
         if here != known:
             for rank in set(known).difference(here):
-                del self._rows[rank]
+                self._inside.get(self._rows.pop(rank).seen.phase, set()).discard(rank)
                 self._ended.add(rank)
             self._of_node[node] = here
         if here:
@@ -198,10 +211,21 @@ class HangWatch:
             self._told(reading, now)
         elif shown:
             self._sign(now, told=False)
-        if reading.phase != was.phase and (reading.phase in LONG_PHASES or was.phase in LONG_PHASES):
-            self._unfit = True
+        if reading.phase != was.phase:
+            self._unfit |= reading.phase in LONG_PHASES or was.phase in LONG_PHASES
+            self._new_phase(reading.rank, was.phase, reading.phase, now - row.phase_since)
+            row.phase_since = now
         if reading.state in STOPPED_STATES:
             self._unfit = True
+
+    def _new_phase(self, rank: int, left: int, entered: int, lasted_s: float) -> None:
+        if left in LONG_PHASES:
+            known, others = self._long_phases[left], self._inside[left]
+            others.discard(rank)
+            known.longest_s = max(known.longest_s, lasted_s)
+            known.count += not others
+        if entered in LONG_PHASES:
+            self._inside[entered].add(rank)
 
     def _new_window(self, row: _Row, cpu_s: float, now: float) -> bool:
         """Judge the CPU window that ends now; True when the rank turned busy after it was idle."""
@@ -235,7 +259,7 @@ class HangWatch:
             self._survived_s = max(self._survived_s, interval_s)
             if told:
                 self._usual_s = max(self._usual_s, interval_s)
-        self._unfit = False
+        self._unfit = any(self._inside.values())  # what a phase takes that may be long says nothing of steps
 
     # ---- what comes out ------------------------------------------------------------------------------------------
 
@@ -260,9 +284,18 @@ class HangWatch:
             limit_s = max(learnt_s, SLACK_FACTOR * self._survived_s)
         else:
             limit_s = policy.startup_limit_s
-        if limit_s and any(row.seen.phase in LONG_PHASES for row in self._rows.values()):
-            return max(limit_s, policy.steady_max_s)
-        return limit_s
+        return max(limit_s, self._long_phase_s()) if limit_s else 0.0
+
+    def _long_phase_s(self) -> float:
+        """How long ranks may stand in an evaluation or a save, learnt from those before; 0: no rank is in one."""
+        policy, longest_s = self.policy, 0.0
+        for phase in (phase for phase, ranks in self._inside.items() if ranks):
+            known = self._long_phases[phase]
+            learnt_s = min(policy.steady_max_s, max(policy.steady_min_s, policy.factor * known.longest_s))
+            is_known = known.count >= standing.KNOWN_COUNT
+            limit_s = max(learnt_s, SLACK_FACTOR * known.longest_s) if is_known else policy.steady_max_s
+            longest_s = max(longest_s, limit_s)
+        return longest_s
 
     def judge(self, now: float) -> Stall | Quiet:
         """Hung or not, and when to look again."""
@@ -317,9 +350,8 @@ class HangWatch:
         samples = [row.seen for row in self._rows.values()]
         if not any(seen.stand is not None for seen in samples):
             return None
-        in_long_phase = any(seen.phase in LONG_PHASES for seen in samples)
         counts_for_s = now - self._counts_from
-        scene = GangScene(self.policy, self.steady, bool(self._ended), in_long_phase, limit_s, counts_for_s)
+        scene = GangScene(self.policy, self.steady, bool(self._ended), self._long_phase_s(), limit_s, counts_for_s)
         return standing.judge(samples, scene)
 
     def _stood(self, found: GangStand, now: float) -> Stall | Quiet:

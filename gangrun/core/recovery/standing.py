@@ -258,7 +258,7 @@ class GangScene:
     policy: HangPolicy
     is_steady: bool  # as far as steps and output tell
     some_ended: bool
-    long_phase: bool  # a rank says that it evaluates or saves
+    long_phase_s: float  # a rank says that it evaluates or saves, and may stand for so long in it; 0: none says so
     usual_limit_s: float  # how long without progress is too long for a gang without samplers
     counts_from_s: float  # so long ago time began to count
 
@@ -373,8 +373,8 @@ def _limits(stands: Mapping[int, Stand], excused: frozenset[int], scene: GangSce
             return FROZEN_S
         if not stand.counts:
             return max(scene.usual_limit_s, 0.0 if stand.idle else policy.steady_max_s)
-        if scene.long_phase:
-            return policy.steady_max_s
+        if scene.long_phase_s:
+            return scene.long_phase_s if stand.idle else policy.steady_max_s
         if stand.idle:
             return NEW_IDLE_S
         return stand.timeout_s / 2 if awaited and stand.timeout_s else policy.steady_max_s

@@ -14,16 +14,15 @@ from pathlib import Path
 import pytest
 
 from gangrun.agent.ranks.observe import (
+    CpuDemand,
     NodeRoom,
     anonymous_bytes,
-    busy_s,
     open_files,
     scheduled,
     tree_of,
     use_of_node,
 )
 from gangrun.core.recovery.standing import IDLE_CPU_RATE
-from gangrun.node.processes import read_proc
 from tests.waiting import until
 
 KIB, GIB = 1024, 1024**3
@@ -209,32 +208,32 @@ def started(*texts: str) -> Iterator[list[subprocess.Popen[bytes]]]:
             one.wait()
 
 
-def _busy_s(pid: int) -> float:
-    proc = read_proc(pid)
-    assert proc is not None
-    return busy_s([proc])
-
-
 @pytest.mark.processes
-def test_a_rank_that_gets_next_to_no_cpu_is_not_idle_and_one_that_sleeps_is() -> None:
-    """One with the lowest priority shares a CPU with two that spin: it gets under 1 % of it, and wants all."""
+def test_a_rank_that_gets_next_to_no_cpu_is_not_idle_and_one_that_sleeps_or_polls_is() -> None:
+    """Those with the lowest priority share a CPU with two that spin. One gets under 1 % of it, and wants all. Another
+    one looks for a file a hundred times a second, and waits for the CPU each time: longer than it sleeps.
+    """
     cpu = min(os.sched_getaffinity(0))
     begin = f"import os, time; os.sched_setaffinity(0, {{{cpu}}}); "
     spins, sleeps = begin + "\nwhile True: pass", begin + "time.sleep(600)"
     works = begin + "os.nice(19)\nwhile True: pass"
-    with started(works, sleeps, spins, spins) as (starved, asleep, *_):
-        seen = {one.pid: [(time.monotonic(), _busy_s(one.pid))] for one in (starved, asleep)}
+    polls = begin + "os.nice(19)\nwhile not os.path.exists('/nowhere'): time.sleep(0.01)"
+    with started(works, sleeps, polls, spins, spins) as (starved, asleep, polling, *_):
+        demand, seen = CpuDemand(), {one.pid: list[tuple[float, float]]() for one in (starved, asleep, polling)}
 
         def rate(pid: int) -> float:
-            """Over the last 2 s and more; 0 before."""
-            now = time.monotonic(), _busy_s(pid)
-            seen[pid].append(now)
-            at, busy_s = next((row for row in reversed(seen[pid]) if now[0] - row[0] >= 2.0), now)
-            return (now[1] - busy_s) / (now[0] - at) if at < now[0] else 0.0
+            """Over the last 5 s and more; 0 before."""
+            at = time.monotonic()
+            seen[pid].append((at, demand.so_far_s(tree_of(pid), at)))
+            began = next((row for row in reversed(seen[pid]) if at - row[0] >= 5.0), seen[pid][-1])
+            return (seen[pid][-1][1] - began[1]) / (at - began[0]) if began[0] < at else 0.0
 
         def told() -> bool:
-            wanted, slept = rate(starved.pid), rate(asleep.pid)
-            return wanted > 0.5 and slept < IDLE_CPU_RATE
+            wanted, slept, polled = rate(starved.pid), rate(asleep.pid), rate(polling.pid)
+            waited_s = scheduled(polling.pid)[1]
+            return wanted > 0.5 and slept < IDLE_CPU_RATE and polled < IDLE_CPU_RATE and waited_s > 2.0
 
-        until(told, 30, lambda: f"one that works and one that sleeps: {seen}")
+        until(told, 60, lambda: f"one that works, one that sleeps and one that polls: {seen}")
         assert scheduled(starved.pid)[1] > 1 > scheduled(asleep.pid)[1]
+        demand.forget(time.monotonic() + 61)
+        assert demand.so_far_s(tree_of(asleep.pid), time.monotonic()) < 1.0

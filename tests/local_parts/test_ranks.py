@@ -15,7 +15,7 @@ import pytest
 from gangrun.agent.brain import facts
 from gangrun.agent.ranks import stop
 from gangrun.agent.ranks.gang_part import LaunchError
-from gangrun.agent.ranks.observe import look_at
+from gangrun.agent.ranks.observe import CpuDemand, look_at
 from gangrun.agent.ranks.stop import free_port, mapped_segments
 from gangrun.core.events import StacksTaken
 from gangrun.core.recovery.gpu_rules import GpuUse
@@ -563,7 +563,7 @@ def test_a_rank_moves_only_if_it_issues_collectives(tmp_path: Path, who: str) ->
             moved.update(one.rank for one in samples if one.moves)
             running = made.gang._gang
             assert running is not None
-            looks = [look_at(running.ranks[one.rank], one, now_ns()) for one in samples]
+            looks = [look_at(running.ranks[one.rank], one, CpuDemand(), now_ns()) for one in samples]
             if all(look is not None and look.counts for look in looks):  # the samplers know of the process group
                 seen_since.add(sum(look.looks[0] for look in looks if look is not None))
             return len(seen_since) > 10

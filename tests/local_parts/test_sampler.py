@@ -14,7 +14,7 @@ import pytest
 
 from gangrun.agent.ranks.environment import RankFiles
 from gangrun.agent.ranks.exits import WatchedRank
-from gangrun.agent.ranks.observe import look_at
+from gangrun.agent.ranks.observe import CpuDemand, look_at
 from gangrun.core.recovery.standing import Look
 from gangrun.node import boot, place_page
 from gangrun.node.place_page import PlacePage, now_ns
@@ -61,7 +61,7 @@ class Booted:
         self.rank = WatchedRank(0, "n", self.process, proc, slot, files, True, self.page)  # type: ignore[arg-type]
 
     def look(self) -> Look | None:
-        return look_at(self.rank, RankSample(0, -1, 0, 0, 7, 0.0, "S"), now_ns())
+        return look_at(self.rank, RankSample(0, -1, 0, 0, 7, 0.0, "S"), CpuDemand(), now_ns())
 
     def until(self, condition: Callable[[Look], object], what: str) -> Look:
         """The first look that fulfils a condition."""

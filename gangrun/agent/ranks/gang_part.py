@@ -34,6 +34,7 @@ from gangrun.agent.ranks.exits import READ_WITHIN_S, OomCounter, WatchedRank, me
 from gangrun.agent.ranks.flight_dumps import watchdog_dump
 from gangrun.agent.ranks.logs import RankLogs
 from gangrun.agent.ranks.observe import (
+    CpuDemand,
     NodeRoom,
     ScriptReports,
     look_at,
@@ -180,7 +181,7 @@ class RankGang:
         self._gang: _Gang | None = None  # of the newest attempt, also once it has ended: its slots may still be asked
         self._stands = NodeStands()
         self._paces, self._growth = RankPaces(spec.trends), NodeFill(spec.trends)
-        self._room = NodeRoom()
+        self._room, self._demand = NodeRoom(), CpuDemand()
         self._use_at, self._growths = -math.inf, dict[int, tuple[FillTrend, ...]]()
         self._issued: dict[int, int] = {}  # collectives of each rank, as they were counted last
         self._gpu_memory: dict[int, tuple[int, int]] = {}  # used of each rank's, and all, read since the last look
@@ -422,16 +423,21 @@ class RankGang:
             gang.memory = {rank.rank: memory_bytes(rank.proc.pid) for rank in gang.alive()}
             gang.memory_limit_bytes = self._room.limit_bytes()
             gang.standbys_bytes = sum(self._standbys.sizes_bytes().values())
+            self._demand.forget(now_ns() / 1e9)
         for rank in gang.alive():
             gang.seen |= new_children(rank.proc.pid, gang.seen)
         gang.look_for_locks()
+        now = now_ns()
         taken = {
-            n: reading(n, rank.proc.pid, rank.slot.read(), gang.logs, gang.told[n], wrapped=wrapped)
+            n: reading(
+                n, rank.proc.pid, rank.slot.read(), gang.logs, gang.told[n], self._demand, now / 1e9, wrapped=wrapped
+            )
             for n, rank in gang.ranks.items()
             if not rank.ended.is_set()
         }
         now = now_ns()
-        looks = {n: look for n, sample in taken.items() if (look := look_at(gang.ranks[n], sample, now)) is not None}
+        seen = {n: look_at(gang.ranks[n], sample, self._demand, now) for n, sample in taken.items()}
+        looks = {n: look for n, look in seen.items() if look is not None}
         stands = without_repeated_places(self._stands.look(looks, now / 1e9))
         gang.ask_dumps({n for n, stand in stands.items() if stand.stood_s >= SUSPECT_S})
         before, self._issued = self._issued, {n: _issued(look) for n, look in looks.items()}

@@ -17,6 +17,7 @@ import re
 import resource
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -37,6 +38,7 @@ from gangrun.wire.progress import ProgressPage, SlotReading, read_findings
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 TREE_MAX_COUNT = 64
+DEMAND_WINDOW_S, DEMAND_KEPT_S = 5.0, 60.0
 
 
 class ScriptReports:
@@ -82,8 +84,9 @@ class ScriptReports:
 
 
 def reading(
-    rank: int, pid: int, slot: SlotReading, logs: RankLogs, told: ScriptReports, *, wrapped: bool
-) -> RankSample:
+    rank: int, pid: int, slot: SlotReading, logs: RankLogs, told: ScriptReports, demand: CpuDemand, now: float,
+    *, wrapped: bool,
+) -> RankSample:  # fmt: skip
     """One sample, in which what the script reports counts more than what it prints. ``wrapped``: a command of its own
     (a shell, a container), whose children do the work.
     """
@@ -95,7 +98,7 @@ def reading(
         phase=slot.phase,
         slot_writes_count=slot.writes_count,
         output_bytes=logs.output_bytes(rank),
-        cpu_s=busy_s(procs),
+        cpu_s=demand.so_far_s(procs, now),
         state=_state(procs) if procs else "X",
         first_step=slot.first_step,
         kept_step=slot.kept_step,
@@ -112,11 +115,42 @@ def reading(
     )
 
 
-def busy_s(procs: Sequence[Proc]) -> float:
-    """CPU time that they had, and that their main threads wanted: on a crowded node a rank that works may get next to
-    none, and is not idle. Other threads do not count, since those of gloo and of the sampler wake up without work.
+class CpuDemand:
+    """CPU time that processes had, and that their main threads wanted: on a crowded node a rank that works may get next
+    to none, and is not idle.
+
+    A wait for a CPU counts by the share of its own time in which the main thread did not sleep, over the last seconds.
+    One that works would have run instead: all of it counts. One that only looks for something every few milliseconds
+    would sleep again at once, however long each of its looks waits: next to nothing does. Other threads do not count,
+    since those of gloo and of the sampler wake up without work.
     """
-    return sum(one.cpu_ticks / TICKS_PER_S + scheduled(one.pid)[1] for one in procs)
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, int], deque[tuple[float, float, float]]] = {}  # when, ran, had waited
+        self._wanted: dict[tuple[int, int], float] = {}
+
+    def so_far_s(self, procs: Sequence[Proc], now: float) -> float:
+        """Of all of them; it grows as long as these processes live."""
+        return sum(one.cpu_ticks / TICKS_PER_S + self._wanted_s(one, now) for one in procs)
+
+    def forget(self, now: float) -> None:
+        """Those that nobody asked for lately."""
+        for key in [key for key, rows in self._seen.items() if now - rows[-1][0] > DEMAND_KEPT_S]:
+            del self._seen[key], self._wanted[key]
+
+    def _wanted_s(self, proc: Proc, now: float) -> float:
+        key, (ran, waited) = (proc.pid, proc.start_ticks), scheduled(proc.pid)
+        rows = self._seen.setdefault(key, deque())
+        was_waited = rows[-1][2] if rows else 0.0
+        rows.append((now, ran, waited))
+        while len(rows) > 2 and now - rows[1][0] >= DEMAND_WINDOW_S:
+            rows.popleft()
+        since, had_run, had_waited = rows[0]
+        ran_s = ran - had_run
+        slept_s = max(0.0, now - since - ran_s - (waited - had_waited))
+        share = ran_s / (ran_s + slept_s) if ran_s + slept_s > 0 else 1.0
+        self._wanted[key] = self._wanted.get(key, 0.0) + share * max(0.0, waited - was_waited)
+        return self._wanted[key]
 
 
 def scheduled(pid: int) -> tuple[float, float]:
@@ -131,7 +165,7 @@ def scheduled(pid: int) -> tuple[float, float]:
 HELD_S = 2.0  # a sampler that has seen the main thread leave its call lately says enough
 
 
-def look_at(rank: WatchedRank, sample: RankSample, now_ns: int) -> Look | None:
+def look_at(rank: WatchedRank, sample: RankSample, demand: CpuDemand, now_ns: int) -> Look | None:
     """What the rank's sampler says; None if none runs. If the rank may stand, its children's work counts as its own."""
     page = rank.place.read() if rank.place is not None else None
     if rank.place is None or page is None:
@@ -142,7 +176,7 @@ def look_at(rank: WatchedRank, sample: RankSample, now_ns: int) -> Look | None:
     if now_ns - (min(at, exact) if exact else at) > HELD_S * 1e9:
         if now_ns - at > HELD_S * 1e9 and not _maps(rank.proc.pid, rank.place.path):
             return None  # the script has replaced itself by another program
-        cpu_s = busy_s(tree_of(rank.proc.pid)) or cpu_s
+        cpu_s = demand.so_far_s(tree_of(rank.proc.pid), now_ns / 1e9) or cpu_s
         io_bytes = _io_bytes(rank.proc.pid)
     first, groups_count = place_page.W_COUNTS, words[place_page.W_GROUPS]
     counts = tuple((words[n], words[n + 1]) for n in range(first, first + 2 * groups_count, 2))

@@ -364,6 +364,15 @@ def test_in_an_evaluation_that_is_known_an_idle_rank_has_what_was_learnt_and_a_b
     assert verdict(ask(waiter(3599), stand(3599, 499), scene=known)) == "suspected"
 
 
+def test_the_time_that_is_told_is_that_of_the_rank_whose_limit_decides() -> None:
+    """On a crowded node waits for a CPU do not count, and the rank that waits for another one stood for less."""
+    found = ask(waiter(50), stand(62, 499, idle=True), waiter(70, 499))
+    assert found is not None and found.hung
+    assert (found.stood_s, found.decided_s, found.limit_s) == (50, 62, 60)
+    crossed = ask(stand(11, counts=((1, 5), (2, 6))), stand(12, counts=((1, 6), (2, 5))))
+    assert crossed is not None and (crossed.decided_s, crossed.limit_s) == (11, 10)
+
+
 def test_without_collectives_new_places_keep_todays_limits() -> None:
     bare = stand(100, counts=(), idle=True)
     assert ask(bare, bare) is None

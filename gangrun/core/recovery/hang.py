@@ -361,7 +361,7 @@ class HangWatch:
         if not found.hung or unheard:
             limit = unheard or f"counts as hung if all ranks stand, at {found.limit_s:.0f} s"
             return Quiet(now + STAND_AGAIN_S, found.limit_s, f"{said}; {limit}")
-        return Stall(found.stood_s, found.limit_s, self._with_places(found), f"{said} (limit {found.limit_s:.0f} s)")
+        return Stall(found.decided_s, found.limit_s, self._with_places(found), f"{said} (limit {found.limit_s:.0f} s)")
 
     def _with_places(self, found: GangStand) -> tuple[RankObservation, ...]:
         return tuple(

@@ -269,7 +269,8 @@ class GangStand:
 
     hung: bool
     stood_s: float  # of the one that has moved last
-    limit_s: float
+    limit_s: float  # the highest of those that wait for no other rank
+    decided_s: float  # for which the rank with that limit has stood
     named: tuple[int, ...]  # ranks that the others wait for; () where nobody differs
     sign: str  # by what
     stands: Mapping[int, Stand]  # of all ranks that stand
@@ -296,9 +297,10 @@ def judge(samples: Sequence[SampledRank], scene: GangScene) -> GangStand | None:
     # If each is ahead of another one, none of them will ever move: no time heals that.
     crossed = len(excused) == len(stands)
     hung = len(stands) == len(samples) and not within and (not crossed or stood_s >= SUSPECT_S)
-    counting = [limits[rank] for rank in stands if rank not in excused] or [SUSPECT_S]
+    decides = max((rank for rank in stands if rank not in excused), key=lambda rank: limits[rank], default=-1)
+    limit_s, decided_s = (limits[decides], stands[decides].stood_s) if decides >= 0 else (SUSPECT_S, stood_s)
     named, sign = culprits(stands, [one.rank for one in samples if one.is_sampled and one.rank not in stands])
-    return GangStand(hung, stood_s, max(counting), named, sign, stands)
+    return GangStand(hung, stood_s, limit_s, decided_s, named, sign, stands)
 
 
 def without_repeated_places(stands: Mapping[int, Stand]) -> dict[int, Stand]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gangrun.core.machine.running import ROWS_MAX_COUNT
 from gangrun.core.model import Phase
 from gangrun.sim import FaultPlan, Kind, Script, Setup, World
 from gangrun.supervisor import agent_messages
@@ -21,10 +22,14 @@ RULES: dict[str, Swap] = {
 
 
 def size_of(world: World, *kinds: str) -> float:
-    """Bytes of these kinds' records, as many ranks as a run is designed for."""
-    lines = [line.record for lines in world.disk.journals.values() for line in lines if line.record.kind in kinds]
-    assert len(lines) >= RANKS_COUNT - RANKS_PER_NODE
-    return sum(len(wire_record.encode(record)) for record in lines) * DESIGN_RANKS_COUNT / RANKS_COUNT
+    """Bytes of these kinds' records, as many ranks as a run is designed for. The first ones bear texts, in every run as
+    many; all others grow with the ranks.
+    """
+    records = [line.record for lines in world.disk.journals.values() for line in lines if line.record.kind in kinds]
+    assert len(records) >= RANKS_COUNT - RANKS_PER_NODE
+    sizes = [len(wire_record.encode(record)) for record in records]
+    others = sizes[ROWS_MAX_COUNT:]
+    return sum(sizes[:ROWS_MAX_COUNT]) + sum(others) * (DESIGN_RANKS_COUNT - ROWS_MAX_COUNT) / len(others)
 
 
 def all_fall() -> World:
@@ -38,9 +43,8 @@ def all_fall() -> World:
 
 
 def failure_bytes() -> float:
-    """Of the ends of ranks, less the texts of the first ones, which are as many in every run."""
-    texts_bytes = 32 * 4000.0
-    return size_of(all_fall(), "RankExited") - texts_bytes * (DESIGN_RANKS_COUNT / RANKS_COUNT - 1)
+    """Of the ends of ranks."""
+    return size_of(all_fall(), "RankExited")
 
 
 def test_a_failure_of_all_ranks_leaves_what_is_new() -> None:

@@ -64,7 +64,7 @@ def how_it_ended(died: RankExit) -> str:
         return "killed because its cgroup reached its memory limit"
     if died.error is not None:
         message = died.error.message.splitlines()[0] if died.error.message else ""
-        return f"{died.error.kind}: {message}" if message else died.error.kind
+        return f"{died.error.kind}: {message}" if message else died.error.kind.rpartition(".")[2]
     return f"signal {died.signal}" if died.signal is not None else f"exit code {died.code}"
 
 

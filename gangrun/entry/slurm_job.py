@@ -88,14 +88,14 @@ def main(words: list[str]) -> int:
         return taken  # its own supervisor or job tells
     sidecars = Sidecars.of(spec, paths, variables, _say)
     if isinstance(taken, int):
-        sidecars.over(taken, "a job of the run was cancelled in Slurm")
+        sidecars.notifier.over(taken, "a job of the run was cancelled in Slurm")
         return taken
     if command:
         spec = spec.with_line(JobLine(found.directory, tuple(command)))
     if why := _company(spec):
         told = f"nothing is started: {why}"
         note_stopped(paths, disk, taken.seq, told, Failure.SCRIPT)
-        sidecars.over(EXIT_UNUSABLE, told)
+        sidecars.notifier.over(EXIT_UNUSABLE, told)
         return _leave(EXIT_UNUSABLE, told)
     view = LiveView(
         log_of=paths.node_log, live_of=lambda term: live_of(disk, paths, term), wall=clock.wall, out=sys.stdout
@@ -104,7 +104,8 @@ def main(words: list[str]) -> int:
     options = srun_options(submission)
     code = JobOwner(spec, paths, taken, allocation, variables, options, disk, clock, view).run()
     view.let_go()
-    sidecars.over(code)
+    sidecars.notifier.over(code)
+    sidecars.close()
     return code
 
 

@@ -222,9 +222,10 @@ def own(
     if as_json:
         tell_json(paths)
     heard_count = len(signals)
-    sidecars.over(
+    sidecars.notifier.over(
         code, leaves=lambda: len(signals) > heard_count, say=lambda words: click.echo(f"gangrun: {words}", err=True)
     )
+    sidecars.close()
     return code
 
 

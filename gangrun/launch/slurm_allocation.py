@@ -189,5 +189,6 @@ def _own(held: HeldAllocation, spec: RunSpec, paths: RunPaths, wish: ResolvedReq
     view.let_go()
     if request.as_json:
         tell_json(paths)
-    sidecars.over(code)
+    sidecars.notifier.over(code)
+    sidecars.close()
     return code

@@ -42,7 +42,7 @@ def test_a_port_that_is_taken_is_told_in_status_and_served_once_it_is_free(runs:
     until(lambda: not read_metrics_fault(Disk(), story.paths), 30.0, "the port is free now")
     assert 'gangrun_run_state{run="' in scraped(port)
     assert sidecars.metrics is not None and sidecars.pids == (sidecars.metrics.pid,)
-    sidecars.over(0)
+    sidecars.close()
     with pytest.raises(urllib.error.URLError, match="refused"):
         scraped(port)
     assert gangrun("status", "train", "--json").json["notes"] == []

@@ -32,7 +32,7 @@ from gangrun.adapters.fs.run_dir import (
 from gangrun.adapters.notify.services import Services
 from gangrun.core.model import TERMINAL
 from gangrun.display.notices import EtaWatch, NewsItem, NoticeReader, cancelled_notice, failed_notice, message
-from gangrun.launch.notifier import OwnerEnd
+from gangrun.launch.sidecars import OwnerEnd
 from gangrun.node.speech import DEAF
 from gangrun.runs.follow import Follower, JournalReplay
 from gangrun.runs.job_queue import read_stopped

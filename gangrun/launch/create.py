@@ -24,7 +24,7 @@ from gangrun.adapters.net.curve import write_client_key
 from gangrun.config import environment
 from gangrun.config.secrets import redacted
 from gangrun.errors import UserError
-from gangrun.launch.notifier import refuse_unusable
+from gangrun.launch.sidecars import refuse_unusable_addresses
 from gangrun.wire.spec import RunSpec
 
 
@@ -32,7 +32,7 @@ def make_run(
     disk: Disk, runs_dir: Path, draft: RunSpec, wall: float, addresses: tuple[str, ...]
 ) -> tuple[RunPaths, RunSpec]:
     """The run directory with all that stands in it from the start, or none. ``addresses``: where the run is told."""
-    refuse_unusable(addresses)
+    refuse_unusable_addresses(addresses)
     try:
         paths = create_run(disk, runs_dir, wall, os.urandom)
         try:

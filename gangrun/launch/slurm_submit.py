@@ -46,7 +46,7 @@ from gangrun.launch.create import make_run, put_in_index
 from gangrun.launch.exclusive import words_of_company
 from gangrun.launch.executor import BatchExecutor
 from gangrun.launch.node_history import heeded
-from gangrun.launch.notifier import refuse_unusable
+from gangrun.launch.sidecars import refuse_unusable_addresses
 from gangrun.launch.slurm_ask import LOOK_FOR_S, Standing, standing, tools_of, whatever_came
 from gangrun.runs.jobs import scheduler_of
 from gangrun.runs.locate import entries_of
@@ -115,7 +115,7 @@ class PendingRun:
 def dry(found: ResolvedRequest) -> int:
     """Print what would be sent."""
     wish = _wish(found, wall_now())
-    refuse_unusable(found.value("notify"))
+    refuse_unusable_addresses(found.value("notify"))
     paths = RunPaths(found.runs_dir / make_run_id(wish.draft.created_wall, os.urandom(SUFFIX_BYTES)))
     try:
         text = _jobs(wish, paths).script(0)

@@ -10,7 +10,7 @@ import pytest
 from gangrun.core.events import CancelRequested, ProgressMarked, ResumeRequested
 from gangrun.display.notices import EtaWatch, NewsItem, NoticeReader, message
 from gangrun.entry.notifier import PendingNews, Teller
-from gangrun.launch.notifier import OwnerEnd
+from gangrun.launch.sidecars import OwnerEnd
 from gangrun.runs.snapshot import read
 from gangrun.wire.spec import NEWS, NotifySpec
 from tests.runs.builder import Builder

@@ -19,7 +19,7 @@ from gangrun.config import parsers
 from gangrun.config.secrets import is_secret
 from gangrun.config.settings import NOTIFY_ON
 from gangrun.launch.create import make_run
-from gangrun.launch.notifier import Notifier
+from gangrun.launch.sidecars import Notifier
 from gangrun.wire.spec import NEWS, NotifySpec
 from tests.command_line import Call
 from tests.runs.builder import BEGAN, Builder

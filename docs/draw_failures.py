@@ -29,9 +29,10 @@ script may have logged an error and gone on, and helper processes write there to
 If no row knows an exception, gangrun asks who spoke and what befell it. Who: the library that the text or the
 exception's class names, the address in the text (`s3://...`, `/job:worker/task:1`), or the innermost frame of the
 traceback that is not Python's own. What: damaged, refused, lost, could not be opened, or an error that tells no more.
-An error of the system, or of a class of that library's own, counts in any words: for a wrong use of it a library raises
-Python's classes. What builds and loads packages is the environment's, and what reads arguments and configurations
-refuses what it was given. A line of stderr that is headed as an exception is read as one.
+An `OSError`, or an exception of a class of the library itself, counts as that library's trouble even if its text is
+not known. An exception of a class of Python (`KeyError`, `ValueError`) does not: a wrong call raises those. Errors of
+tools that build and load packages are the environment's. Errors of what reads arguments and configurations are wrong
+usage. A line of stderr such as `module.Error: text` is read as an exception.
 The same "connection reset" is a lost peer's in MPI, a service's in an S3 client, and the code's in the script itself.
 A row may name who does not write its words.
 

@@ -240,7 +240,7 @@ class AlertStatus(msgspec.Struct, frozen=True, kw_only=True):
     until: float | None  # null: it holds, or its attempt ended with it
     share: float | None  # so much slower
     full: float | None  # when the limit would have been reached, as it was told
-    per_s: float | None  # bytes or files that come
+    per_s: float | None  # bytes, files or threads that come
     causes: tuple[str, ...]
     words: str
 

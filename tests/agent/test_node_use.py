@@ -235,5 +235,12 @@ def test_a_rank_that_gets_next_to_no_cpu_is_not_idle_and_one_that_sleeps_or_poll
 
         until(told, 60, lambda: f"one that works, one that sleeps and one that polls: {seen}")
         assert scheduled(starved.pid)[1] > 1 > scheduled(asleep.pid)[1]
-        demand.forget(time.monotonic() + 61)
-        assert demand.so_far_s(tree_of(asleep.pid), time.monotonic()) < 1.0
+
+
+def test_processes_that_nobody_asks_for_are_forgotten_after_a_minute() -> None:
+    demand = CpuDemand()
+    demand.so_far_s(tree_of(os.getpid()), 100.0)
+    demand.forget(159.0)
+    assert demand._seen
+    demand.forget(161.0)
+    assert not demand._seen and not demand._wanted

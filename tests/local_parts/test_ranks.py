@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import sys
 import textwrap
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gangrun.agent.brain import facts
-from gangrun.agent.ranks import stop
+from gangrun.agent.ranks import gang_part, stop
+from gangrun.agent.ranks.exits import OomCounter
 from gangrun.agent.ranks.gang_part import LaunchError
-from gangrun.agent.ranks.observe import CpuDemand, look_at
+from gangrun.agent.ranks.observe import CpuDemand, NodeRoom, look_at
 from gangrun.agent.ranks.stop import free_port, mapped_segments
 from gangrun.core.events import StacksTaken
 from gangrun.core.recovery.gpu_rules import GpuUse
@@ -548,6 +551,31 @@ while True:
     if sys.argv[1] == "all":
         dist.all_reduce(torch.ones(1))
 """
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_is_told_with_the_limit_and_who_held_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc, group = tmp_path / "proc", tmp_path / "cgroup" / "job"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("0::/job\n")
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("2000000000\n")
+    (group / "memory.events").write_text("oom_kill 0\n")
+    monkeypatch.setattr(gang_part, "NodeRoom", partial(NodeRoom, proc, group.parent))
+    monkeypatch.setattr(gang_part, "OomCounter", partial(OomCounter, proc / "self" / "cgroup", group.parent))
+    with gang(tmp_path, "import time\nprint('ready', flush=True)\ntime.sleep(600)\n") as made:
+        made.gang.launch(order(2))
+        made.ready(2)
+        made.gang.readings()
+        (group / "memory.events").write_text("oom_kill 1\n")
+        running = made.gang._gang
+        assert running is not None
+        os.kill(running.ranks[1].proc.pid, signal.SIGKILL)
+        how = made.next_fact(facts.RankEnded).exit
+    assert how.oom_kill and re.fullmatch(
+        r"\d+ s before, of 2 GB allowed, rank \d held \S+ GB, rank \d held \S+ GB", how.memory
+    ), how.memory
 
 
 @pytest.mark.parametrize("who", ["all", "nobody"])

@@ -158,8 +158,11 @@ def one(case: str, ranks: int = 2) -> dict[str, object]:
 
 
 def watch_healthy(hours: float, ranks: int, each_s: float, first: int = 0, beside: int = 1) -> dict[str, Any]:
-    """Healthy workloads in turn, for that long in all: what was suspected, and what was stopped (a false alarm)."""
-    began, trained_s, suspicions, alarms, turn = time.monotonic(), 0.0, [], [], first
+    """Healthy workloads in turn, for that long in all: what was suspected, and what the watch stopped (an alarm)."""
+    began, trained_s, turn = time.monotonic(), 0.0, first
+    suspicions: list[tuple[str, str]] = []
+    alarms: list[tuple[str, str, str]] = []
+    others: list[tuple[str, str, str]] = []  # ended in another way than by the watch
     while time.monotonic() - began < hours * 3600:
         case = HEALTHY[turn % len(HEALTHY)]
         turn += 1
@@ -174,10 +177,18 @@ def watch_healthy(hours: float, ranks: int, each_s: float, first: int = 0, besid
                 time.sleep(LOOK_EVERY_S * beside)  # each look costs a third of a second of a core
             trained_s += time.monotonic() - started
             suspicions += [(case, max(said))] if said else []
+            reason = str(status(folder).get("reason", "")) if process.returncode else ""
             if process.returncode != 0:
-                alarms.append((case, str(status(folder).get("reason", "")), (folder / "out").read_text()[-400:]))
-            print(f"{case}: exit {process.returncode}, suspicions {sorted(said)[-1:]}", flush=True)
-    return {"hours": round(trained_s / 3600, 2), "runs": turn - first, "suspicions": suspicions, "alarms": alarms}
+                ended = (case, reason, (folder / "out").read_text()[-1500:])
+                (alarms if "hung" in reason or "hang" in reason else others).append(ended)
+            print(f"{case}: exit {process.returncode}, {reason!r}, suspicions {sorted(said)[-1:]}", flush=True)
+    return {
+        "hours": round(trained_s / 3600, 2),
+        "runs": turn - first,
+        "suspicions": suspicions,
+        "alarms": alarms,
+        "others": others,
+    }
 
 
 def watch_many(hours: float, ranks: int, each_s: float, beside: int) -> dict[str, Any]:
@@ -193,7 +204,7 @@ def watch_many(hours: float, ranks: int, each_s: float, beside: int) -> dict[str
         "hours": round(sum(one["hours"] for one in found), 2),
         "runs": sum(one["runs"] for one in found),
         "load": (min(loads), statistics.median(loads), max(loads)),
-        **{name: [row for one in found for row in one[name]] for name in ("suspicions", "alarms")},
+        **{name: [row for one in found for row in one[name]] for name in ("suspicions", "alarms", "others")},
     }
 
 

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, final
@@ -253,8 +253,10 @@ class AgentLoop:
 
     def _launch(self, command: Launch) -> None:
         attempt, step = command.attempt, command.resume_memory
+        files: Mapping[str, str] | None = None
         try:
-            files = self._memory.paths(step, attempt) if self._memory is not None and step is not None else {}
+            if self._memory is not None and step is not None:
+                files = {} if command.lacks_step else self._memory.paths(step, attempt)
         except OSError as error:
             self._local(facts.RanksLaunched(attempt, False, error.strerror or str(error), retry_free=True))
             return

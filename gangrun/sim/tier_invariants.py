@@ -64,13 +64,17 @@ class Tiers:
             self._broken("I5", f"attempt {attempt} resumes from {saved}, while step {newest} is whole in memory")
 
     def keeps_base(self, attempt: int) -> None:
-        """I17: as ``attempt`` chooses, the base of the one before is somewhere, or every node had a newer step."""
+        """I17: as ``attempt`` chooses, the base of the one before is somewhere, or every node had a newer step; unless
+        a shard and its copy died with their nodes.
+        """
         began, memory = self._newest_started, self._world.memory
         base = self._began_from.get(began)
         newer = any(key[0] == began for key in memory.protected)
         if base is None or newer or attempt <= began or self._may_be_missed():
             return
         up = [node for node in self._world.nodes if node.up]
+        if any({id(node.kept) for node in up}.isdisjoint(map(id, pair)) for pair in memory.keepers[base]):
+            return
         on_disk = any(saved.nonce == base[2] for saved in self._world.checkpoint_fs.saved.values())
         if not on_disk and newest_on(up, began, base, memory.names) < base[1]:
             self._broken("I17", f"attempt {began} began from step {base[1]} in memory, and it is gone")

@@ -217,13 +217,17 @@ class GangCommands:
 
         def held(step: WholeStep, nodes: tuple[str, ...]) -> list[Event]:
             self._checkpoints.seal(attempt)
-            save = MemoryStep(theirs.attempt, step.step, step.nonce, is_shared=not nodes)
-            return [StepHeld(attempt, save, nodes or action.nodes)]
+            return [StepHeld(attempt, MemoryStep(theirs.attempt, step.step, step.nonce), nodes)]
+
+        def shared(step: WholeStep, lacking: tuple[str, ...]) -> list[Event]:
+            self._checkpoints.seal(attempt)
+            save = MemoryStep(theirs.attempt, step.step, step.nonce, is_shared=True, lacking=lacking)
+            return [StepHeld(attempt, save, action.nodes)]
 
         nodes = sorted(node for node in self._rows if node in state.roster.nodes and not state.roster.nodes[node].lost)
         load = None
         if action.nodes and self._facts.loads_memory:
-            load = MemoryLoad(action.nodes, held, may_share(state.attempts, theirs.attempt, action.nodes))
+            load = MemoryLoad(action.nodes, held, shared if may_share(state.attempts) else None)
         self._begin_recover(theirs, attempt - 1, state.checkpoints.disk_step, nodes, done, now, load=load)
 
     def _bring(self, action: BringSteps, state: RunState, now: float) -> None:

@@ -242,6 +242,7 @@ class StartCall(NodeCall):
         self._launching = True
         self.deadline = now + self._within_s
         placement, resume = self._action.placement, self._action.resume
+        memory = resume.memory if resume else None
         by_node = ranks_by_node(placement)
         # Each node is told of all: 10,000 names are 70,000 bytes, for each of them; folded they are 20.
         listed = fold_in_order(self._nodes) or self._nodes
@@ -263,7 +264,8 @@ class StartCall(NodeCall):
                 resume_step=resume.step if resume else -1,
                 failures_count=self._failures_count,
                 skip_batches=self._action.skip_batches,
-                resume_memory=resume.memory if resume else None,
+                resume_memory=memory,
+                lacks_step=memory is not None and node in memory.lacking,
             )
             self._rest.append((node, launch))
         self._ask_to_launch(*self._rest.pop(0), now)

@@ -5,7 +5,8 @@ when it is asked, and what people are shown meanwhile.
 
 ``CheckpointPolling`` looks into the checkpoint directory now and then while ranks train, and every second while all
 wait for a save, which ends as soon as that save is there. A flush is due when no new checkpoint has reached the disk
-for ``flush_every_s``, whoever writes there, and memory has a newer step.
+for ``flush_every_s``, whoever writes there, and memory has a newer step; and at once when ranks began from a step in
+memory of which a lost node held a part, until the disk or all nodes have it or a newer one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gangrun.core.checkpoints.memory import with_fewer_copies
 from gangrun.core.events import (
     AlertSeen,
     AnomalySeen,
@@ -55,6 +57,7 @@ STEPS_TELL_COUNT = 5  # so many steps tell the interval of a gang that this supe
 JUDGE_AGAIN_S = 1.0
 RATE_OVER_S = 60.0
 RATE_POINTS_MIN_COUNT = 3
+PROTECT_AGAIN_S = 60.0  # a write that failed is asked for again
 ANOMALY_BEATS = 1.5  # so long after the first rank tells of an anomaly all others have
 
 
@@ -565,6 +568,7 @@ class CheckpointPolling:
         self._flush_every_s = facts.checkpoint.flushes_every_s
         self._at = now
         self._flush_at = now + self._flush_every_s
+        self._protect_at = now  # a step with fewer copies than it had is written then
         if state.underway.saving:
             self._await_save(now)
 
@@ -575,6 +579,7 @@ class CheckpointPolling:
         ):
             self._at = now + self._every_s
             self._flush_at = now + self._flush_every_s
+            self._protect_at = now
         if state.checkpoints.disk_step > before.checkpoints.disk_step:
             self._flush_at = now + self._flush_every_s
         if state.underway.saving and not before.underway.saving:
@@ -592,11 +597,15 @@ class CheckpointPolling:
     def due(self, state: RunState) -> float:
         """When to look next, or to have something written down."""
         looks = self._every_s > 0 and (state.underway.saving or state.phase is Phase.RUNNING)
-        return min(self._at if looks else NEVER, self._flush_due(state))
+        return min(self._at if looks else NEVER, self._flush_due(state), self._protection_due(state))
 
     def _flush_due(self, state: RunState) -> float:
-        train = state.phase is Phase.RUNNING and state.store_stalled_since is None
-        return self._flush_at if self._flush_every_s > 0 and train else NEVER
+        return self._flush_at if self._flush_every_s > 0 and _trains_on(state) else NEVER
+
+    def _protection_due(self, state: RunState) -> float:
+        fewer = with_fewer_copies(state.attempts) if _trains_on(state) else None
+        is_safe = fewer is None or fewer.step <= max(state.checkpoints.disk_step, self._progress.kept_step)
+        return NEVER if is_safe else self._protect_at
 
     def look(self, state: RunState, now: float) -> list[Event]:
         """Look, if it is time to; what is to be written down."""
@@ -604,6 +613,10 @@ class CheckpointPolling:
             self._at = now + (min(self._every_s, SAVING_EVERY_S) if state.underway.saving else self._every_s)
             self._checkpoints.look(state.checkpoints.disk_step)
             self._progress.note_state(self._checkpoints.figures(), now)
+        fewer = with_fewer_copies(state.attempts)
+        if fewer is not None and now >= self._protection_due(state):
+            self._protect_at = now + PROTECT_AGAIN_S
+            return [FlushDue(state.attempt.number, fewer.step)]
         if now < self._flush_due(state):
             return []
         step = self._progress.kept_step
@@ -612,3 +625,7 @@ class CheckpointPolling:
             return []
         self._flush_at = now + self._flush_every_s
         return [FlushDue(state.attempt.number, step)]
+
+
+def _trains_on(state: RunState) -> bool:
+    return state.phase is Phase.RUNNING and state.store_stalled_since is None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from gangrun.core.checkpoints.memory import Holding, Offered, WholeStep, holders, is_shared_by, newest_whole
+from gangrun.core.checkpoints.memory import Holding, Offered, WholeStep, holders, lacking_of, newest_whole
 from gangrun.core.events import Event
 from gangrun.supervisor.node_calls import Act, CommandRetry, NodeCall, refusal_of
 from gangrun.wire.messages import CommandResult, MemoryAnswer, Recover
@@ -29,12 +29,12 @@ Done = Callable[[str, WholeStep | None, str], list[Event]]
 class MemoryLoad(NamedTuple):
     """Ranks on these nodes load the step from memory if each node has all of it: ``held(step, nodes that have it)``.
 
-    ``may_share``: or if all have it together; ``held`` is given no nodes then.
+    ``shared``: or if they have it together; it is told which of them have nothing of it. None: they may not share it.
     """
 
     nodes: tuple[str, ...]
     held: Callable[[WholeStep, tuple[str, ...]], list[Event]]
-    may_share: bool = False
+    shared: Callable[[WholeStep, tuple[str, ...]], list[Event]] | None = None
 
 
 Names = Mapping[str, tuple[str, ...]]  # of files, by node
@@ -154,12 +154,14 @@ class RecoverCall(NodeCall):
         if newest is None or self._is_base(newest.nonce):
             return None
         nodes = holders(self._held, newest)
-        if not set(load.nodes) <= set(nodes):
-            if not load.may_share or not is_shared_by(self._held, newest, load.nodes):
-                return None
-            nodes = ()
+        if set(load.nodes) <= set(nodes):
+            self.end()
+            return load.held(newest, nodes)
+        lacking = lacking_of(self._held, newest, load.nodes)
+        if load.shared is None or lacking is None:
+            return None
         self.end()
-        return load.held(newest, nodes)
+        return load.shared(newest, lacking)
 
     def _is_base(self, nonce: str) -> bool:
         return self._theirs.base is not None and self._theirs.base.nonce == nonce

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.default_planner import set_element
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
-from gangrun.checkpoint.formats.dcp_metadata import MetadataRefused
+from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME, MetadataRefused
 from gangrun.checkpoint.formats.manifest import verification_of
 from gangrun.checkpoint.formats.torch_zip import Damaged, Source, data_place
 from gangrun.checkpoint.scan import StorageUnreadable
@@ -186,8 +186,9 @@ class CheckpointReader:
         self.directory = directory
         self._files = files or CheckpointFiles(directory)
         try:
-            with open(os.path.join(directory, ".metadata"), "rb") as file:
-                self._metadata: Metadata = load_metadata(file.read())
+            with self._files.opened(METADATA_NAME) as descriptor:
+                data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+            self._metadata: Metadata = load_metadata(data)
         except (OSError, MetadataRefused) as error:
             raise CheckpointError(f"{directory} cannot be loaded: {error}") from None
         meta = self._metadata.storage_meta

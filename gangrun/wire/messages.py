@@ -255,6 +255,7 @@ class Launch(_Message, frozen=True, tag=True):
     failures_count: int = 0  # that stopped this run before: not moves, preemptions and starts that were free
     skip_batches: tuple[tuple[int, int], ...] = ()  # (after so many global batches, so many are left out)
     resume_memory: MemoryStep | None = None  # this save, which is in the node's memory, instead of ``resume_path``
+    lacks_step: bool = False  # nothing of it is in this node's memory: other nodes' ranks send it
 
 
 class Stop(_Message, frozen=True, tag=True):

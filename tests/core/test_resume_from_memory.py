@@ -8,11 +8,21 @@ import pytest
 
 from gangrun.core.actions import BringSteps, ChooseResume, EndJob, SealAttempts, StartGang
 from gangrun.core.checkpoints import flush_to_disk, poison
-from gangrun.core.checkpoints.memory import Holding, Offered, is_shared_by, may_share, newest_whole, offered
+from gangrun.core.checkpoints.memory import (
+    Holding,
+    Offered,
+    lacking_of,
+    may_share,
+    newest_whole,
+    offered,
+    with_fewer_copies,
+)
 from gangrun.core.events import (
     AttemptSealed,
+    FlushDue,
     GangStarted,
     NodeHeard,
+    NodeLost,
     NodeSilent,
     NoneValid,
     ResumeChosen,
@@ -118,27 +128,65 @@ def held_by(*nodes: str, files: str = "abc", sharable: bool = True) -> dict[str,
     return {node: [Holding(30, "ab", (file,), len(files), is_sharable=sharable)] for node, file in told}
 
 
-def test_a_step_is_shared_if_all_is_on_nodes_that_know_it() -> None:
+def test_a_step_is_shared_if_nodes_that_know_it_have_all_of_it() -> None:
     all_three = held_by("n0", "n1", "n2")
     step = newest_whole(all_three, -1)
     assert step is not None
-    assert is_shared_by(all_three, step, all_three)
-    assert not is_shared_by(all_three, step, ("n0", "n1")), "one file is elsewhere"
-    assert not is_shared_by(all_three, step, (*all_three, "n3")), "n3 knows nothing of it"
-    assert not is_shared_by(held_by("n0", "n1", "n2", sharable=False), step, all_three)
+    assert lacking_of(all_three, step, all_three) == ()
+    assert lacking_of(all_three, step, ("n0", "n1")) is None, "one file is elsewhere"
+    assert lacking_of(all_three, step, ("n4", *all_three, "n3")) == ("n3", "n4"), "they know nothing of it"
+    assert lacking_of(held_by("n0", "n1", "n2", sharable=False), step, all_three) is None
     other = {**all_three, "n2": [Holding(30, "cd", ("c",), 3, is_sharable=True)]}
-    assert not is_shared_by(other, step, all_three), "another save of the same step"
+    assert lacking_of(other, step, all_three) is None, "another save of the same step"
+    unsigned = {**all_three, "n3": [Holding(30, "ab", ("a",), 0)]}
+    assert lacking_of(unsigned, step, unsigned) == ("n3",), "without the manifest, what it has is not used"
 
 
-def test_ranks_share_where_they_were_unless_that_failed_twice() -> None:
-    def began(number: int, memory: MemoryStep | None, last_step: int) -> AttemptRecord:
-        return AttemptRecord(number, "j", BOTH, 1.0, ended=2.0, last_step=last_step, memory=memory)
+def began(number: int, memory: MemoryStep | None = None, last_step: int = 31, nodes: str = "n0 n1") -> AttemptRecord:
+    return AttemptRecord(number, "j", tuple(nodes.split()), 1.0, ended=2.0, last_step=last_step, memory=memory)
 
-    attempts = [began(0, None, 31), began(1, SHARED, -1), began(2, STEP, -1), began(3, SHARED, 40)]
-    assert may_share(attempts, 0, BOTH) and may_share(attempts, 3, ("n1", "n0"))
-    assert not may_share(attempts, 0, ("n0", "n2")) and not may_share(attempts, 0, ("n0",))
-    assert not may_share(attempts, 4, BOTH), "no such attempt"
-    assert not may_share([*attempts, began(4, SHARED, -1)], 3, BOTH)
+
+def test_ranks_share_unless_that_failed_twice() -> None:
+    attempts = [began(0), began(1, SHARED, -1), began(2, STEP, -1), began(3, SHARED, 40)]
+    assert may_share(attempts)
+    assert not may_share([*attempts, began(4, SHARED, -1)])
+
+
+@pytest.mark.parametrize(
+    ("attempts", "is_fewer"),
+    [
+        ([], False),
+        ([began(0), began(1)], False),
+        ([began(0), began(1, STEP)], False),
+        ([began(0), began(1, SHARED)], False),
+        ([began(0), began(1, SHARED, nodes="n0 n2")], True),
+        ([began(0), began(1, SHARED, nodes="n0")], True),
+        ([began(0), began(1, SHARED, nodes="n0 n1 n2")], False),
+        ([began(0), began(1, replace(SHARED, lacking=("n1",)))], True),  # it came back
+        ([began(1, SHARED)], True),  # who saved it is not known any more
+    ],
+)
+def test_a_step_has_fewer_copies_where_a_node_that_saved_it_has_no_ranks(
+    attempts: list[AttemptRecord], is_fewer: bool
+) -> None:
+    assert with_fewer_copies(attempts) == (attempts[-1].memory if is_fewer else None)
+
+
+def test_a_step_that_a_spare_was_sent_is_written_to_disk_while_its_ranks_train() -> None:
+    life = Life(3, policy=POLICY, at_least=2).running(saved(10))
+    life.on(NodeLost("n1", life.now, "its power is gone"))
+    life.stopped()
+    shared = replace(SHARED, lacking=("n2",))
+    life.on(StepHeld(1, shared, ("n0", "n2")))
+    life.on(AttemptSealed(1))
+    life.choose(saved(10))
+    assert life.started().resume == CheckpointRef(30, "", Level.COMPLETE, Savers.CHECKPOINTER, shared)
+    life.on(GangStarted(1))
+    life.on(FlushDue(1, 30))
+    assert life.last(BringSteps) == BringSteps(1, 10, flush_to_disk.END_WITHIN_S, ("n0", "n2"), flush=True)
+    life.says("step 30 is in fewer nodes' memory than saved it, and not on disk: gangrun writes it to disk while")
+    life.on(FlushDue(1, 34))
+    life.says("step 34 is only in memory")
 
 
 @pytest.mark.parametrize("step", [30, 31])

@@ -235,9 +235,9 @@ class Box:
                 newest[rank] = max(newest.get(rank, (attempt, pid)), (attempt, pid))
         return {rank: pid for rank, (_, pid) in newest.items()}
 
-    def explain(self) -> str:
+    def explain(self, *options: str) -> str:
         """``gangrun explain`` of the newest run, each run of blanks as one."""
-        return " ".join(self._seen("explain").split())
+        return " ".join(self._seen("explain", *options).split())
 
     def left(self) -> dict[int, dict[str, str]]:
         """Processes of this run that live."""

@@ -17,9 +17,10 @@ FALLS_AT_S = 16.0
 QUIET = FaultPlan().fail_at(FALLS_AT_S, Kind.KILL_RANK, rank=1)
 
 
-def world_of(plan: FaultPlan, seed: int = 1, nodes_count: int = 2) -> World:
-    """Nodes each of which has a copy of what another one has, and a spare. Of two each has all; of more, none."""
-    return World(replace(Setup.of(nodes_count, script=SCRIPT), spares_count=1, pool_count=nodes_count + 2), plan, seed)
+def world_of(plan: FaultPlan, seed: int = 1, nodes_count: int = 2, spares_count: int = 1) -> World:
+    """Nodes each of which has a copy of what another one has, and spares. Of two each has all; of more, none."""
+    setup = Setup.of(nodes_count, script=SCRIPT)
+    return World(replace(setup, spares_count=spares_count, pool_count=nodes_count + spares_count + 1), plan, seed)
 
 
 def played(world: World) -> RunState:
@@ -45,6 +46,33 @@ def test_ranks_that_stay_where_they_were_load_from_memory(nodes_count: int) -> N
     assert found is not None and (found.attempt, found.step) == (0, state.attempts[1].resumed_from_step)
     assert found.step > 0 and found.is_shared == (nodes_count > 2)
     assert not [at for at in times if FALLS_AT_S <= at <= began_at(state)], "nothing is written before it begins"
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("nodes_count", [2, 3, 4, 7])
+def test_a_spare_is_sent_what_a_lost_node_held(nodes_count: int, node: int) -> None:
+    """Then the step is in fewer nodes' memory than saved it, so it is written while ranks train."""
+    world = world_of(FaultPlan().fail_at(FALLS_AT_S, Kind.KILL_NODE, node=node), nodes_count=nodes_count)
+    times = brought_at(world)
+    state = played(world)
+    found = state.attempts[1].memory
+    assert found is not None and found.is_shared and found.lacking == (world.nodes[nodes_count].name,), world.story()
+    assert not [at for at in times if FALLS_AT_S <= at <= began_at(state)], "nothing is written before it begins"
+    assert [at for at in times if began_at(state) < at < began_at(state) + 5.0], "and it is written soon after"
+
+
+@pytest.mark.parametrize("late_s", [0.01, 0.1, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize("node", [0, 2, 3])
+def test_the_next_node_is_lost_before_the_step_is_held_twice_again(node: int, late_s: float) -> None:
+    """If it had the only copy of a part, the run resumes from the disk."""
+    first = FaultPlan().fail_at(FALLS_AT_S, Kind.KILL_NODE, node=1)
+    at_s = began_at(played(world_of(first, nodes_count=4, spares_count=2))) + late_s
+    world = world_of(first.fail_at(at_s, Kind.KILL_NODE, node=node), nodes_count=4, spares_count=2)
+    world.run()
+    state = world.newest_state()
+    assert state is not None and state.phase is Phase.SUCCEEDED, world.story()
+    went_on = state.attempts[2].resumed_from_step
+    assert went_on == 8 or (node == 3 and late_s < 1.0 and went_on == 4), world.story()
 
 
 @pytest.mark.parametrize("nodes_count", [2, 4])

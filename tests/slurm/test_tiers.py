@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -112,17 +113,23 @@ def test_two_hosts_that_lost_their_power_cost_no_step_that_was_in_memory(
     cluster.assert_clean(20)
 
 
-def test_a_rank_that_dies_costs_no_step_and_no_way_through_the_disk(cluster: Cluster, run: Run, tmp_path: Path) -> None:
-    """No host has the whole step, and all ranks stay where they were: they send each other what is missing."""
-    train(run, hosts_count=3)
+def test_neither_a_rank_that_dies_nor_a_lost_host_with_a_spare_costs_a_step_or_a_way_through_the_disk(
+    cluster: Cluster, run: Run, tmp_path: Path
+) -> None:
+    """No host has the whole step. Ranks send each other what is missing: first where they were, then to the spare."""
+    train(run, "--spares", "1", waits=(12, 15), hosts_count=3)
     with calm(tmp_path / "calm", 3) as other:
         wait(run, 0, 3)
         os.kill(run.ranks()[1][1], signal.SIGKILL)
+        wait(run, 1, 3)
+        (job,) = run.jobs()
+        lost = min({host for host, _ in run.ranks().values()} - {job["BatchHost"]})
+        cluster.power_off(lost)
         status = run.end(deadline_s=240)
-        assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 11]
-        told = " ".join(run.explain().split())
-        assert "resuming from step 11, which n[" in told and "together have in memory" in told, told
-        assert "written to disk from the memory of" not in told
+        assert [one["resumed_from_step"] for one in status["attempts"]] == [None, 11, 14]
+        told = run.explain()
+        assert len(re.findall(r"resuming from step 1[14], which n\[\S+\] together have in memory", told)) == 2, told
+        cluster.declare_down(lost)
         said, _ = other.communicate(timeout=240)
         assert other.returncode == 0, said
         assert (run.steps / "final").read_text() == (tmp_path / "calm" / "steps" / "final").read_text()

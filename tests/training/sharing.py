@@ -17,14 +17,16 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME
 from gangrun.training.memory import loading
 from gangrun.training.memory.loading import ByteRange, CheckpointFiles, SharedFiles
 from gangrun.training.ranks import RankGroup
 from gangrun.training.state import CheckpointError
 from tests.training.harness import forked
+from tests.waiting import PATIENCE
 
 loading.PIECE_BYTES = 1000
-ENDS_WITHIN_S = 120.0
+ENDS_WITHIN_S = 120.0 * PATIENCE
 
 
 def rank_main(folder: Path, number: int, nodes: list[str], wanted: list[list[Any] | None], rank: int) -> None:
@@ -36,6 +38,8 @@ def rank_main(folder: Path, number: int, nodes: list[str], wanted: list[list[Any
     try:
         with SharedFiles(str(folder / nodes[rank]), RankGroup()) as files:
             found["read"] = _brought(files, wanted[rank])
+            with files.opened(METADATA_NAME) as descriptor:
+                found["metadata"] = os.pread(descriptor, 10**6, 0).hex()
     except CheckpointError as error:
         found["error"] = str(error)
     (folder / f"out-{number}-{rank}").write_text(json.dumps(found))

@@ -18,8 +18,8 @@ from gangrun.training.memory.loading import Transfer, merged, transfers_of  # no
 from gangrun.training.state import CheckpointError  # noqa: E402
 from tests.training.harness import run_program  # noqa: E402
 
-A, B, C = (os.urandom(size) for size in (5000, 3000, 10))
-FILES = {"x": {"a": A, "b": B}, "y": {"b": B, "c": C}, "z": {"c": C}}
+A, B, C, METADATA = (random.Random(size).randbytes(size) for size in (5000, 3000, 10, 2500))
+FILES = {"x": {"a": A, "b": B, ".metadata": METADATA}, "y": {"b": B, "c": C}, "z": {"c": C}, "none": {}}
 
 
 def shared(folder: Path, *cases: tuple[list[str], list[Any]]) -> list[list[dict[str, Any]]]:
@@ -40,10 +40,17 @@ def test_each_rank_reads_what_it_wants_wherever_it_is(tmp_path: Path) -> None:
         [["a", 10, 20], ["c", 0, 1]],
     ]
     alone: list[list[Any]] = [[["a", 0, 5000], ["b", 0, 1]]]
-    (told, whole) = shared(tmp_path, (["x", "x", "y", "y", "z", "z"], wanted), (["x"], alone))
+    new: list[list[Any]] = [[["a", 0, 5000], ["c", 1, 2]], [["a", 0, 1]], [["a", 4999, 5000]], [["b", 0, 3000]]]
+    (told, whole, sent) = shared(
+        tmp_path,
+        (["x", "x", "y", "y", "z", "z"], wanted),
+        (["x"], alone),
+        (["none", "y", "x", "none"], new),
+    )
     data = {"a": A, "b": B, "c": C}
-    for asked, found in zip(wanted + alone, told + whole, strict=True):
-        assert found == {"read": [data[name][begins:ends].hex() for name, begins, ends in asked]}
+    for asked, found in zip(wanted + alone + new, told + whole + sent, strict=True):
+        assert found["read"] == [data[name][begins:ends].hex() for name, begins, ends in asked]
+        assert found["metadata"] == METADATA.hex(), "which nobody asks for"
     for node, files in FILES.items():
         assert sorted(os.listdir(tmp_path / node)) == sorted(files), "nothing is written beside them"
 
@@ -62,7 +69,8 @@ def test_what_a_rank_cannot_read_is_told_to_all(tmp_path: Path) -> None:
 def test_a_rank_that_fails_before_it_asks_leaves_nobody_waiting(tmp_path: Path) -> None:
     """Its script may go on, so nobody can wait for its end."""
     wanted: list[Any] = [[["a", 0, 1]], None, [["b", 0, 1]]]
-    for nodes, own in ((["x", "y", "z"], "the model is another one"), (["x", "nowhere", "z"], "")):
+    another = "the model is another one"
+    for nodes, own in ((["x", "y", "z"], another), (["x", "none", "z"], another), (["x", "nowhere", "z"], "")):
         (told,) = shared(tmp_path, (nodes, wanted))
         others = {found["error"] for found in (told[0], told[2])}
         assert len(others) == 1 and "the step cannot be loaded from the nodes' memory: rank 1: " in others.pop()

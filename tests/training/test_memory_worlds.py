@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gangrun.checkpoint.memory_tier.keeper_client import KeeperClient, StepName  # noqa: E402
-from gangrun.core.checkpoints.memory import WholeStep, holders, is_shared_by, newest_whole  # noqa: E402
+from gangrun.core.checkpoints.memory import WholeStep, holders, lacking_of, newest_whole  # noqa: E402
 from gangrun.wire.messages import Recover  # noqa: E402
 from tests.training.nodes import Nodes  # noqa: E402
 
@@ -93,12 +93,16 @@ class Cluster(Nodes):
         found: list[Any] = json.loads(line)
         return found
 
-    def shown(self, whole: WholeStep, before: int, nodes: tuple[int, ...]) -> dict[int, Path]:
+    def shown(
+        self, whole: WholeStep, before: int, nodes: tuple[int, ...], lacking: Collection[int] = ()
+    ) -> dict[int, Path]:
         """What each node has of a step of attempt ``before``, as its agent shows it to the ranks of the next one."""
         step = StepName(before, whole.step, whole.nonce)
         found = {node: self.folder / f"shown-{before}-{node}" for node in nodes}
         for node, directory in found.items():
             directory.mkdir()
+            if node in lacking:
+                continue
             with closing(KeeperClient(self.names[node])) as kept:
                 for name, path in kept.paths(before + 1, step).items():
                     (directory / name).symlink_to(path)
@@ -153,7 +157,7 @@ def test_ranks_that_stay_where_they_were_share_what_each_node_has(
     held = {str(node): cluster.ask(node, Recover(1, (1, 1), 0)) for node in nodes}
     whole = newest_whole(held, -1)
     assert whole is not None and whole.step == 3
-    assert not holders(held, whole) and is_shared_by(held, whole, list(held))
+    assert not holders(held, whole) and lacking_of(held, whole, list(held)) == ()
     start, begins, ends = cluster.sharing(1, cluster.shown(whole, 0, nodes), ranks_count, 5, kind)
     assert (start, begins) == (4, saved)
     assert not list(cluster.directory.glob("step-*"))
@@ -161,3 +165,21 @@ def test_ranks_that_stay_where_they_were_share_what_each_node_has(
     assert again is not None and again.step == 5
     start, begins, _ = cluster.sharing(2, cluster.shown(again, 1, nodes), ranks_count, 5, kind)
     assert (start, begins) == (6, ends)
+
+
+@pytest.mark.parametrize(("kind", "left"), [("fsdp", (0, 3, 2)), ("ddp", (3, 0, 2)), ("fsdp", (2, 0))])
+def test_ranks_are_sent_what_a_spare_lacks_and_what_a_lost_node_held(
+    cluster: Cluster, kind: str, left: tuple[int, ...]
+) -> None:
+    """A spare in its place, rank 0's too, or one node less: to the last bit, and nothing is written first."""
+    _, _, saved = cluster.world(0, (0, 1, 2), 1, last=3, KIND=kind)
+    cluster.lose(1)
+    held = {str(node): cluster.ask(node, Recover(1, (1, 1), 0)) for node in left}
+    whole = newest_whole(held, -1)
+    assert whole is not None and whole.step == 3
+    assert lacking_of(held, whole, list(held)) == (("3",) if 3 in left else ())
+    start, begins, _ = cluster.sharing(1, cluster.shown(whole, 0, left, lacking=[3]), 1, 5, kind)
+    assert (start, begins) == (4, saved)
+    assert not list(cluster.directory.glob("step-*"))
+    again = cluster.whole_of(*left, attempt=1)
+    assert again is not None and again.step == 5, "all nodes of the new gang protect what it saves"

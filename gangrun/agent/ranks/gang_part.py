@@ -232,7 +232,7 @@ class RankGang:
         spec = self._spec
         try:
             gang = self._gang = _Gang(spec, order, self._now, self._people)
-            if memory:
+            if memory is not None:
                 order = msgspec.structs.replace(order, resume_path=str(gang.files.show(memory)))
         except OSError as error:
             raise LaunchError(f"no room for the ranks' small files in {spec.local_root}: {error.strerror}") from error

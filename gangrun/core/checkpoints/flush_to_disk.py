@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gangrun.core.actions import BringSteps, Decision, EndJob, SubmitSuccessor
-from gangrun.core.checkpoints.memory import offered
+from gangrun.core.checkpoints.memory import offered, with_fewer_copies
 from gangrun.core.events import FlushDue, Notice, NoticeKind, StepBrought, StepHeld
 from gangrun.core.machine.transitions import LEAVE_S, LEAVE_SHARE_MAX, enter, finish, ignored, stay, with_deadline
 from gangrun.core.model import TERMINAL, Bringing, Outcome, Phase, RunState, Underway
@@ -62,14 +62,19 @@ def _within_s(state: RunState, then: Phase, now: float, policy: Policy) -> float
 
 
 def flush(state: RunState, event: FlushDue, now: float, policy: Policy) -> Decision:
-    """RUNNING: the disk falls behind while ranks train on, so the nodes write down what they hold."""
+    """RUNNING: the disk falls behind while ranks train on, or a node that held copies is gone, so the nodes write down
+    what they hold.
+    """
     del now, policy
     assert state.attempt.placement is not None
     if event.step <= state.checkpoints.disk_step:
         return ignored(state, f"step {event.step} is not newer than the newest checkpoint on disk")
     nodes = tuple(sorted(name for name in state.attempt.placement.nodes if not state.roster.nodes[name].lost))
     action = BringSteps(state.attempt.number, state.checkpoints.disk_step, END_WITHIN_S, nodes, flush=True)
-    return stay(state, f"step {event.step} is only in memory: gangrun writes it to disk while the ranks train", action)
+    fewer = with_fewer_copies(state.attempts)
+    is_fewer = fewer is not None and fewer.step == event.step
+    where = "in fewer nodes' memory than saved it, and not on disk" if is_fewer else "only in memory"
+    return stay(state, f"step {event.step} is {where}: gangrun writes it to disk while the ranks train", action)
 
 
 def again(state: RunState, now: float) -> BringSteps:

@@ -7,7 +7,7 @@ hold enough parity to make the rest again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gangrun.core.model import AttemptRecord, MemoryStep
@@ -162,27 +162,42 @@ def holders(held: Mapping[str, Sequence[Holding]], step: WholeStep) -> tuple[str
     )
 
 
-def is_shared_by(held: Mapping[str, Sequence[Holding]], step: WholeStep, nodes: Collection[str]) -> bool:
-    """Do these nodes together have every file of it, each of them knows all of it, and can their ranks share it?"""
-    theirs = [
-        one
+def lacking_of(
+    held: Mapping[str, Sequence[Holding]], step: WholeStep, nodes: Collection[str]
+) -> tuple[str, ...] | None:
+    """Those of these nodes that know nothing of it; None if the others do not have every file of it together, or if
+    their ranks cannot send it.
+    """
+    theirs = {
+        node: one
         for node in nodes
         for one in held.get(node, ())
         if (one.step, one.nonce) == (step.step, step.nonce) and one.wanted_count and one.is_sharable
-    ]
-    files = {name for one in theirs for name in one.files}
-    return len(theirs) == len(nodes) and all(len(files) == one.wanted_count for one in theirs)
+    }
+    files = {name for one in theirs.values() for name in one.files}
+    if not theirs or any(len(files) != one.wanted_count for one in theirs.values()):
+        return None
+    return tuple(sorted(set(nodes).difference(theirs)))
 
 
 HINDERED_MAX_COUNT = 2
 
 
-def may_share(attempts: Sequence[AttemptRecord], number: int, nodes: Collection[str]) -> bool:
-    """May ranks on ``nodes`` load a step of attempt ``number`` that no node has whole?
-
-    If all of its nodes are there, so that every file is held as often as before; and if not two attempts that shared a
-    step ended before they made one, whatever hindered them.
+def may_share(attempts: Iterable[AttemptRecord]) -> bool:
+    """May ranks load a step that not each of their nodes has whole? Not if two attempts that shared a step ended before
+    they made one, whatever hindered them.
     """
-    saved_on = next((set(one.nodes) for one in attempts if one.number == number), None)
     hindered = [one for one in attempts if one.memory and one.memory.is_shared and one.ended and one.last_step < 0]
-    return saved_on == set(nodes) and len(hindered) < HINDERED_MAX_COUNT
+    return len(hindered) < HINDERED_MAX_COUNT
+
+
+def with_fewer_copies(attempts: Sequence[AttemptRecord]) -> MemoryStep | None:
+    """The step that the newest attempt began from, if it is in the memory of fewer nodes than saved it: some of these
+    have no ranks any more, or came back with nothing.
+    """
+    newest = attempts[-1] if attempts else None
+    if newest is None or newest.memory is None or not newest.memory.is_shared:
+        return None
+    saved_on = next((one.nodes for one in attempts if one.number == newest.memory.attempt), ())
+    is_as_before = not newest.memory.lacking and saved_on and set(saved_on) <= set(newest.nodes)
+    return None if is_as_before else newest.memory

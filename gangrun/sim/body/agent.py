@@ -501,6 +501,8 @@ class Deeds:
         base = key_of(command.resume_memory)
         if base is None:
             return True
+        if command.lacks_step:
+            return True
         files = self.node.kept.begins_from(command.attempt, base)
         is_shared = command.resume_memory is not None and command.resume_memory.is_shared
         return MANIFEST in files if is_shared else len(files) == self.world.memory.names[base[2]][1]

@@ -103,6 +103,7 @@ class MemoryTier:
         self.timeline = timeline
         self.names: dict[str, tuple[Name, int]] = {}  # nonce -> whose it is, files of the whole step
         self.protected: set[Key] = set()  # every node had all that it has to have
+        self.keepers: dict[Key, list[tuple[SimKept, SimKept]]] = {}  # of each shard, and of its copy
         self.on_release: Callable[[Any, Key], None] = lambda node, key: None
         self._manifests: dict[Key, int] = {}
         self._nonces = 0
@@ -117,8 +118,10 @@ class MemoryTier:
         key = (gang.name[1], step, f"m{self._nonces}")
         self.names[key[2]] = gang.name, len(nodes) + 1
         for i, node in enumerate(nodes):
-            node.kept.put(key, f"shard {i}")
-            nodes[(i + len(nodes) // 2) % len(nodes)].kept.put(key, f"shard {i}")
+            pair = node.kept, nodes[(i + len(nodes) // 2) % len(nodes)].kept
+            self.keepers.setdefault(key, []).append(pair)
+            for kept in pair:
+                kept.put(key, f"shard {i}")
         halves = nodes[::2], nodes[1::2]
         for late, half in enumerate(halves):
             self.timeline.after(PUT_S + late * HALF_S, lambda half=half: self._sign(gang, key, half, len(nodes)))  # type: ignore[misc]

@@ -1,10 +1,11 @@
 """The files of the checkpoint that ranks load, also where no node has all of them: of a step in the nodes' memory.
 
-Then each node has its own ranks' files, and copies of another node's. Ranks tell each other which bytes they will read
-and which files their nodes have. The ranks of a node ask for what it lacks only once, a file each. Who has a file sends
-it, piece by piece and in an order that is the same for all ranks: of all transfers that are not over, both ends of the
-first one are at it, so nobody waits in a circle. Each piece bears its checksum. What comes lies in memory of the rank
-that asked, at the place where it stands in the file, and all ranks of the node read it there.
+Then each node has its own ranks' files, and copies of another node's; one that took a lost node's place has nothing.
+Ranks tell each other which bytes they will read and which files their nodes have. What tells where the tensors stand is
+sent first, to nodes that lack it. The ranks of a node ask for what it lacks only once, a file each. Who has a file
+sends it, piece by piece and in an order that is the same for all ranks: of all transfers that are not over, both ends
+of the first one are at it, so nobody waits in a circle. Each piece bears its checksum. What comes lies in memory of the
+rank that asked, at the place where it stands in the file, and all ranks of the node read it there.
 
 A rank that fails goes on to the last transfer, and in the end all of them learn of it: nothing has reached the model.
 One that fails before that, as its model is another one, says so in place of what it wants.
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from gangrun.checkpoint.formats.dcp_metadata import METADATA_NAME
 from gangrun.checkpoint.formats.torch_zip import crc32
 from gangrun.training import environment
 from gangrun.training.ranks import RankGroup
@@ -89,7 +91,7 @@ class SharedFiles(CheckpointFiles):
         self._brought: dict[str, int] = {}  # file -> descriptor of what was asked for of it
         self._asked = False
         node = f"{os.uname().nodename}:{directory}"
-        here, failure = _files_in(directory) if environment.local_rank() == 0 else ((), "")
+        here, failure = _files_in(directory) if environment.local_rank() == 0 else ({}, "")
         told = ranks.from_first(ranks.to_first((failure, node, here)))
         _demand_whole([why for why, _, _ in told])
         self._nodes = [name for _, name, _ in told]
@@ -97,12 +99,26 @@ class SharedFiles(CheckpointFiles):
         for _, name, files in told:
             self._files[name] = self._files.get(name, frozenset()).union(files)
         self._node = node
+        self._metadata_bytes = max(files.get(METADATA_NAME, 0) for _, _, files in told)
+
+    def __enter__(self) -> SharedFiles:  # noqa: PYI034 - Self is of Python 3.11
+        if self._metadata_bytes and any(METADATA_NAME not in files for files in self._files.values()):
+            try:
+                self.bring([ByteRange(METADATA_NAME, 0, self._metadata_bytes)])
+            except BaseException:
+                self._close()
+                raise
+            self._asked = False
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """What was brought is needed no more. Others wait for what this rank wants, even if it failed before."""
         if isinstance(error, Exception) and not self._asked:
             with contextlib.suppress(RuntimeError):  # another rank is gone: what went wrong here is what has to be seen
                 self._wanted(str(error) or type(error).__name__, [])
+        self._close()
+
+    def _close(self) -> None:
         for descriptor in self._brought.values():
             os.close(descriptor)
         self._brought = {}
@@ -150,12 +166,12 @@ class SharedFiles(CheckpointFiles):
         return [(self._nodes[rank], files) for rank, (_, files) in enumerate(everybody)]
 
 
-def _files_in(directory: str) -> tuple[tuple[str, ...], str]:
-    """And why they are not known."""
+def _files_in(directory: str) -> tuple[dict[str, int], str]:
+    """Their sizes, and why they are not known."""
     try:
-        return tuple(sorted(os.listdir(directory))), ""
+        return {name: os.path.getsize(os.path.join(directory, name)) for name in sorted(os.listdir(directory))}, ""
     except OSError as error:
-        return (), f"{directory} cannot be read: {error.strerror}"
+        return {}, f"{directory} cannot be read: {error.strerror}"
 
 
 def _demand_whole(failures: Sequence[str]) -> None:

@@ -413,7 +413,7 @@ class MemoryStep:
     step: int
     nonce: str
     is_shared: bool = False  # no node need have all of it: ranks that load it send each other what is missing
-    lacking: tuple[str, ...] = ()  # of a shared one: nodes that will have ranks, and have nothing of it
+    lacking: tuple[str, ...] = ()  # of a shared one: nodes that will have ranks, and have no part of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ import msgspec
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.index import IndexEntry
 from gangrun.adapters.fs.run_dir import RunPaths, read_metrics_fault, read_notifications
+from gangrun.core.checkpoints.memory import with_fewer_copies
 from gangrun.core.evidence import LOSS, NORM, SeenAlert, SeenAnomaly, SeenDataChange, SeenDivergence
-from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, Node, Phase, RunState
+from gangrun.core.model import TERMINAL, AttemptRecord, CheckpointRef, MemoryStep, Node, Phase, RunState
 from gangrun.core.nodes.standing import active
 from gangrun.core.nodeset import natural_sort
 from gangrun.core.text import counted, is_save_time, json_number, step_or_none, step_words
@@ -475,7 +476,7 @@ def _add_state(status: Status, reading: RunSnapshot, state: RunState, now: float
     status.lost_s = lost_s(state.attempts)
     status.checkpoint = _checkpoint(state.checkpoints.newest, reading)
     status.memory_step = memory_step(reading, state)
-    status.memory_bears = None if status.memory_step is None else _memory_protection(reading, fresh)
+    status.memory_bears = None if status.memory_step is None else _memory_protection(reading, state)
     status.nodes = tuple(natural_sort(state.roster.nodes)) or reading.spec.nodes
     status.world_size = state.attempt.placement.world_size if state.attempt.placement else status.world_size
     status.supervisor = SupervisorStatus(term=state.term, node=reading.claim.node if reading.claim else "")
@@ -695,13 +696,24 @@ def _fresh(reading: RunSnapshot, state: RunState) -> Mapping[str, Any]:
 
 def memory_step(reading: RunSnapshot, state: RunState) -> int | None:
     """The newest step that is whole in the nodes' memory; None if there is none, or no longer."""
-    step = _fresh(reading, state).get("kept_step")
-    return step if state.phase not in TERMINAL and isinstance(step, int) and step >= 0 else None
+    step, base = _fresh(reading, state).get("kept_step"), _base(state)
+    if state.phase in TERMINAL:
+        return None
+    return step if isinstance(step, int) and step >= 0 else base.step if base else None
 
 
-def _memory_protection(reading: RunSnapshot, live: Mapping[str, Any]) -> MemoryProtection | None:
+def _base(state: RunState) -> MemoryStep | None:
+    """The step in memory that the newest attempt began from, as long as the disk has none that is as new."""
+    base = state.attempts[-1].memory if state.attempts else None
+    return base if base is not None and base.step > state.checkpoints.disk_step else None
+
+
+def _memory_protection(reading: RunSnapshot, state: RunState) -> MemoryProtection | None:
     """None if the supervisor does not tell."""
-    found, spec = live.get("kept_losses_count"), reading.spec
+    live, spec = _fresh(reading, state), reading.spec
+    found = live.get("kept_losses_count")
+    if live.get("kept_step", -1) < 0:
+        found = 0 if with_fewer_copies(state.attempts) is not None else None
     parity = spec.checkpoint.memory_parity.partition("+")[2]
     asked = int(parity) if parity else min(1, max(0, (spec.nodes_count or len(spec.nodes)) - 1))
     return MemoryProtection(lost_nodes=found, asked=asked) if isinstance(found, int) else None

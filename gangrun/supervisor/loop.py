@@ -24,6 +24,7 @@ from gangrun.core.events import (
     ProgressStalled,
     SaveAnswered,
     Stamped,
+    StepBrought,
 )
 from gangrun.core.machine import lifecycle
 from gangrun.core.model import Outcome, Phase, RunState
@@ -297,6 +298,8 @@ class Loop:
             self.progress.end()
         if isinstance(event, SaveAnswered):
             self._polling.look_soon(now)
+        if isinstance(event, StepBrought):
+            self._polling.brought(now)
         if isinstance(event, NodeSilent | NodeLost):
             self._jobs.look()
         if isinstance(event, NodeLost):

@@ -6,7 +6,8 @@ when it is asked, and what people are shown meanwhile.
 ``CheckpointPolling`` looks into the checkpoint directory now and then while ranks train, and every second while all
 wait for a save, which ends as soon as that save is there. A flush is due when no new checkpoint has reached the disk
 for ``flush_every_s``, whoever writes there, and memory has a newer step; and at once when ranks began from a step in
-memory of which a lost node held a part, until the disk or all nodes have it or a newer one.
+memory of which a lost node held a part, until the disk or all nodes have it or a newer one. One that goes on is never
+asked for again: that would begin it anew.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gangrun.core.checkpoints.flush_to_disk import END_WITHIN_S
 from gangrun.core.checkpoints.memory import with_fewer_copies
 from gangrun.core.events import (
     AlertSeen,
@@ -569,6 +571,7 @@ class CheckpointPolling:
         self._at = now
         self._flush_at = now + self._flush_every_s
         self._protect_at = now  # a step with fewer copies than it had is written then
+        self._writes_until = now  # at the latest
         if state.underway.saving:
             self._await_save(now)
 
@@ -579,7 +582,7 @@ class CheckpointPolling:
         ):
             self._at = now + self._every_s
             self._flush_at = now + self._flush_every_s
-            self._protect_at = now
+            self._protect_at = self._writes_until = now
         if state.checkpoints.disk_step > before.checkpoints.disk_step:
             self._flush_at = now + self._flush_every_s
         if state.underway.saving and not before.underway.saving:
@@ -600,12 +603,12 @@ class CheckpointPolling:
         return min(self._at if looks else NEVER, self._flush_due(state), self._protection_due(state))
 
     def _flush_due(self, state: RunState) -> float:
-        return self._flush_at if self._flush_every_s > 0 and _trains_on(state) else NEVER
+        return max(self._flush_at, self._writes_until) if self._flush_every_s > 0 and _trains_on(state) else NEVER
 
     def _protection_due(self, state: RunState) -> float:
         fewer = with_fewer_copies(state.attempts) if _trains_on(state) else None
         is_safe = fewer is None or fewer.step <= max(state.checkpoints.disk_step, self._progress.kept_step)
-        return NEVER if is_safe else self._protect_at
+        return NEVER if is_safe else max(self._protect_at, self._writes_until)
 
     def look(self, state: RunState, now: float) -> list[Event]:
         """Look, if it is time to; what is to be written down."""
@@ -615,16 +618,25 @@ class CheckpointPolling:
             self._progress.note_state(self._checkpoints.figures(), now)
         fewer = with_fewer_copies(state.attempts)
         if fewer is not None and now >= self._protection_due(state):
-            self._protect_at = now + PROTECT_AGAIN_S
-            return [FlushDue(state.attempt.number, fewer.step)]
+            return self._due(state, fewer.step, now)
         if now < self._flush_due(state):
             return []
         step = self._progress.kept_step
         if step <= state.checkpoints.disk_step:
             self._flush_at = now + min(self._flush_every_s, SAVING_EVERY_S)  # as soon as there is one
             return []
-        self._flush_at = now + self._flush_every_s
+        return self._due(state, step, now)
+
+    def _due(self, state: RunState, step: int, now: float) -> list[Event]:
+        self._flush_at, self._writes_until = now + self._flush_every_s, now + END_WITHIN_S
         return [FlushDue(state.attempt.number, step)]
+
+    def brought(self, now: float) -> None:
+        """A write is over, or has failed; how soon the next one may be due. What is on disk is looked at first."""
+        self._writes_until = now
+        self._flush_at = max(self._flush_at, now + self._every_s)
+        self._protect_at = now + PROTECT_AGAIN_S
+        self.look_soon(now)
 
 
 def _trains_on(state: RunState) -> bool:

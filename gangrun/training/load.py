@@ -186,9 +186,8 @@ class CheckpointReader:
         self.directory = directory
         self._files = files or CheckpointFiles(directory)
         try:
-            with self._files.opened(METADATA_NAME) as descriptor:
-                data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-            self._metadata: Metadata = load_metadata(data)
+            with self._files.opened(METADATA_NAME) as descriptor, open(descriptor, "rb", closefd=False) as file:
+                self._metadata: Metadata = load_metadata(file.read())
         except (OSError, MetadataRefused) as error:
             raise CheckpointError(f"{directory} cannot be loaded: {error}") from None
         meta = self._metadata.storage_meta

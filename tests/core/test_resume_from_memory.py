@@ -158,10 +158,11 @@ def test_ranks_share_unless_that_failed_twice() -> None:
         ([], False),
         ([began(0), began(1)], False),
         ([began(0), began(1, STEP)], False),
+        ([began(0), began(1, STEP, nodes="n0")], True),  # both had all of it
         ([began(0), began(1, SHARED)], False),
         ([began(0), began(1, SHARED, nodes="n0 n2")], True),
         ([began(0), began(1, SHARED, nodes="n0")], True),
-        ([began(0), began(1, SHARED, nodes="n0 n1 n2")], False),
+        ([began(0), began(1, replace(SHARED, lacking=("n2",)), nodes="n0 n1 n2")], False),  # it grew
         ([began(0), began(1, replace(SHARED, lacking=("n1",)))], True),  # it came back
         ([began(1, SHARED)], True),  # who saved it is not known any more
     ],
@@ -178,15 +179,28 @@ def test_a_step_that_a_spare_was_sent_is_written_to_disk_while_its_ranks_train()
     life.stopped()
     shared = replace(SHARED, lacking=("n2",))
     life.on(StepHeld(1, shared, ("n0", "n2")))
+    life.says("n0 has step 30 whole in memory")
     life.on(AttemptSealed(1))
     life.choose(saved(10))
     assert life.started().resume == CheckpointRef(30, "", Level.COMPLETE, Savers.CHECKPOINTER, shared)
+    life.says("resuming from step 30, which n0 has in memory")
     life.on(GangStarted(1))
     life.on(FlushDue(1, 30))
     assert life.last(BringSteps) == BringSteps(1, 10, flush_to_disk.END_WITHIN_S, ("n0", "n2"), flush=True)
     life.says("step 30 is in fewer nodes' memory than saved it, and not on disk: gangrun writes it to disk while")
     life.on(FlushDue(1, 34))
     life.says("step 34 is only in memory")
+
+
+def test_a_spare_that_has_nothing_of_it_may_be_lost_before_the_launch() -> None:
+    life = Life(3, policy=POLICY, at_least=2).running(saved(10))
+    life.exit(0)
+    life.stopped()
+    life.on(StepHeld(1, replace(SHARED, lacking=("n2",)), ("n0", "n1", "n2")))
+    life.on(AttemptSealed(1))
+    life.on(NodeLost("n2", life.now, "its power is gone"))
+    life.choose(saved(10))
+    life.says("resuming from step 30, which n[0-1] together have in memory")
 
 
 @pytest.mark.parametrize("step", [30, 31])

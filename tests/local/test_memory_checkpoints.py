@@ -149,7 +149,7 @@ def test_what_a_lost_host_left_is_protected_again_and_a_second_loss_is_survived_
     assert [one["resumed_from_step"] for one in box.status()["attempts"]] == [None, 5, 11], box.told()
     told = box.explain("--all")
     for step in (5, 11):
-        assert re.search(rf"resuming from step {step}, which \S+ together have in memory", told), told
+        assert re.search(rf"resuming from step {step}, which \S+ has in memory", told), told
     assert "step 5 was written to disk from the memory of" in told, told
     assert lost == calm
 

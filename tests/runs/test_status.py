@@ -15,8 +15,8 @@ import pytest
 
 from gangrun.adapters.fs.journal import note_ranks
 from gangrun.adapters.fs.run_dir import write_spec
-from gangrun.core.events import CancelRequested, CheckpointSeen, ProgressMarked
-from gangrun.core.model import CheckpointRef, Level, Node, Phase, Refill, RefillStage
+from gangrun.core.events import CancelRequested, CheckpointSeen, ProgressMarked, StepHeld
+from gangrun.core.model import CheckpointRef, Level, MemoryStep, Node, Phase, Refill, RefillStage
 from gangrun.display.explain_page import explained
 from gangrun.display.explain_page import page as explain_page
 from gangrun.display.status_page import PageFormat, device_words, overview, page
@@ -25,7 +25,7 @@ from gangrun.runs.status import OwnerStatus, Status, SupervisorStatus, device_te
 from gangrun.wire.spec import CheckpointSpec
 from tests.command_line import Call, golden
 from tests.runs.builder import BEGAN, ERROR, Builder
-from tests.runs.stories import cancelled, failed, restarted, running, succeeded
+from tests.runs.stories import cancelled, failed, fall, restarted, running, succeeded
 
 LOOK = PageFormat(BEGAN + 3600, 100, zone=timezone.utc)
 
@@ -165,6 +165,18 @@ def test_how_many_lost_nodes_a_step_in_memory_survives(
     expected = None if count is None else {"lost_nodes": count, "asked": asked}
     assert gangrun("status", "--json").json["memory_bears"] == expected
     assert words in gangrun("status").out
+
+
+def test_a_step_that_ranks_loaded_from_memory_survives_no_lost_node_until_it_is_on_disk(
+    runs: Path, gangrun: Call
+) -> None:
+    story = fall(running(runs))
+    save = MemoryStep(0, 30, "ab", is_shared=True, lacking=(story.nodes[1],))
+    story.on(StepHeld(1, save, tuple(story.nodes))).again()
+    words = "step 30, on the nodes themselves; survives no lost node (degraded: 1 asked for)"
+    assert words in gangrun("status").out
+    story.on(CheckpointSeen(CheckpointRef(30, "/ckpt/step-30", Level.VERIFIED)))
+    assert gangrun("status", "--json").json["memory_step"] is None
 
 
 def test_all_runs_newest_first(runs: Path, gangrun: Call) -> None:

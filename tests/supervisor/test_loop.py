@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from gangrun.core.checkpoints.flush_to_disk import END_WITHIN_S
 from gangrun.core.events import AgentJoined, CancelRequested, FlushDue, RankFinished, SaveRequested, Stamped
 from gangrun.core.evidence import StateFigures
-from gangrun.core.model import Outcome, Phase, RunState, SavedProgress, Shape
+from gangrun.core.model import AttemptRecord, MemoryStep, Outcome, Phase, RunState, SavedProgress, Shape
 from gangrun.core.policy import Policy
 from gangrun.ports import AgentsSaid, StoreTrouble
 from gangrun.supervisor.heartbeats import Row
@@ -531,10 +532,10 @@ def test_without_a_directory_never() -> None:
     assert asked == [] and made.due(RUNS) == made.due(SAVES) == NEVER
 
 
-def row(step: int, kept_step: int) -> Row:
+def row(step: int, kept_step: int, attempt: int = 0) -> Row:
     reading = RankSample(0, step, 2, step, 0, 0.0, "R", kept_step=kept_step)
     hello = Hello("n0", "j", "b", "i", 1, 1, 0, (), PeerAddress("n0", "x", "k"))
-    made = Row(hello, 0.0, 0.0, attempt=0)
+    made = Row(hello, 0.0, 0.0, attempt=attempt)
     made.take((reading,))
     return made
 
@@ -553,11 +554,32 @@ def test_a_flush_is_due_when_the_disk_has_had_nothing_new_for_so_long_and_memory
     assert made.due(RUNS) == 161.0
     progress.observe(row(9, 8), 161.0)
     assert made.look(RUNS, 161.0) == [FlushDue(0, 8)]
+    assert made.due(RUNS) == 161.0 + END_WITHIN_S, "while it is written"
+    made.brought(163.0)
     assert made.due(RUNS) == 221.0
     newer = replace(RUNS, checkpoints=replace(RUNS.checkpoints, best_step=8))
     made.follow(RUNS, newer, 180.0)
     assert made.due(newer) == 240.0, "somebody wrote to the disk"
     assert made.look(newer, 240.0) == []
+
+
+def test_a_step_with_fewer_copies_than_it_had_is_due_at_once_and_again_only_after_a_write_that_failed() -> None:
+    """Or where nobody tells what became of it. The run needs no setting for that."""
+    lost = (
+        AttemptRecord(0, "j", ("n0", "n1"), 1.0),
+        AttemptRecord(1, "j", ("n0", "n2"), 2.0, memory=MemoryStep(0, 8, "ab", is_shared=True, lacking=("n2",))),
+    )
+    runs = replace(RUNS, attempt=replace(RUNS.attempt, number=1), attempts=lost)
+    made, progress = made_of(HandCheckpoints(post=lambda item: None), WAITS, checkpoint=CheckpointSpec())
+    progress.begin(1, 100.0, 100.0)
+    made.follow(WAITS, runs, 100.0)
+    assert made.due(runs) == 100.0 and made.look(runs, 100.0) == [FlushDue(1, 8)]
+    assert made.due(runs) == 100.0 + END_WITHIN_S and made.look(runs, 500.0) == []
+    made.brought(500.0)
+    assert made.due(runs) == 560.0, "it failed, or is looked at now"
+    assert made.due(replace(runs, checkpoints=replace(runs.checkpoints, best_step=8))) == NEVER
+    progress.observe(row(9, 8, attempt=1), 501.0)
+    assert made.due(runs) == NEVER, "all nodes protect a step of their own"
 
 
 def test_without_the_setting_nothing_is_flushed() -> None:

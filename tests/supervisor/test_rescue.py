@@ -313,6 +313,27 @@ def test_a_flush_that_fails_is_told_removed_and_tried_again_at_the_next_time() -
     assert len(desk.agents["n1"].heard(Recover)) > before
 
 
+def test_a_flush_that_takes_long_is_not_begun_anew() -> None:
+    desk = desk_of(WHOLE, lambda agent, message: None, **FLUSHES)
+    kept(desk, 7)
+    desk.pass_s(25.0)
+    kept(desk, 8)
+    desk.pass_s(100.0)
+    assert len({m.act for m in desk.agents["n0"].heard(Recover)}) == 2, "what it holds, and to write it"
+
+
+def test_what_a_node_that_came_back_is_sent_is_written_while_ranks_load_it_however_long_that_takes() -> None:
+    held = {"n0": [replace(holding(7, "0", "1", "m", of=3), is_sharable=True)]}
+    desk = desk_of(held, lambda agent, message: None, KEEPS, loads_memory=True)
+    assert restarted(desk) == [("seal", 1), ("choose", 1)]
+    save = MemoryStep(0, 7, "ab", is_shared=True, lacking=("n1",))
+    for node, agent in desk.agents.items():
+        assert [(m.resume_memory, m.lacks_step) for m in agent.heard(Launch)][1:] == [(save, node == "n1")]
+    desk.pass_s(200.0)
+    asked = {m.act: (m.pin, m.base, m.files) for m in desk.agents["n0"].heard(Recover)}
+    assert list(asked.values())[1:] == [(True, save, ()), (True, save, ("0", "1", "m"))]
+
+
 def test_ranks_that_die_meanwhile_end_the_flush_and_the_rescue_does_its_work() -> None:
     desk = desk_of(WHOLE, lambda agent, message: None if message.pin else obey(agent, message), **FLUSHES)
     kept(desk, 7)

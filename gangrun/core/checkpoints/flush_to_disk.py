@@ -8,13 +8,14 @@ what it wanted to leave; who cancels twice waits for nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from gangrun.core.actions import BringSteps, Decision, EndJob, SubmitSuccessor
 from gangrun.core.checkpoints.memory import offered, with_fewer_copies
 from gangrun.core.events import FlushDue, Notice, NoticeKind, StepBrought, StepHeld
 from gangrun.core.machine.transitions import LEAVE_S, LEAVE_SHARE_MAX, enter, finish, ignored, stay, with_deadline
-from gangrun.core.model import TERMINAL, Bringing, Outcome, Phase, RunState, Underway
+from gangrun.core.model import TERMINAL, Bringing, MemoryStep, Outcome, Phase, RunState, Underway
 from gangrun.core.nodeset import fold
 from gangrun.core.policy import Policy
 from gangrun.core.recovery import choose
@@ -96,13 +97,19 @@ def brought(state: RunState, event: StepBrought, now: float, policy: Policy) -> 
 def sentence(event: StepBrought | StepHeld) -> str:
     """In a person's words."""
     if isinstance(event, StepHeld):
-        have = "together have" if event.save.is_shared else "has" if len(event.nodes) == 1 else "have"
-        return f"{fold(event.nodes)} {have} step {event.save.step} whole in memory; no checkpoint on disk is as new"
+        have = who_have(event.save, event.nodes)
+        return f"{have} step {event.save.step} whole in memory; no checkpoint on disk is as new"
     if event.step < 0:
         return event.why or "memory holds nothing newer than the disk"
     if event.why:
         return f"step {event.step}, which only memory holds, could not be written to disk: {event.why}"
     return f"step {event.step} was written to disk from the memory of {fold(event.nodes)}"
+
+
+def who_have(step: MemoryStep, nodes: Iterable[str]) -> str:
+    """Subject and verb of a sentence about a step in the memory of these nodes, some of which may lack it."""
+    there = [node for node in nodes if node not in step.lacking]
+    return f"{fold(there)} {'has' if len(there) == 1 else 'together have' if step.is_shared else 'have'}"
 
 
 def time_is_up(state: RunState, now: float, policy: Policy) -> Decision:

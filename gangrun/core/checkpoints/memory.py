@@ -165,8 +165,8 @@ def holders(held: Mapping[str, Sequence[Holding]], step: WholeStep) -> tuple[str
 def lacking_of(
     held: Mapping[str, Sequence[Holding]], step: WholeStep, nodes: Collection[str]
 ) -> tuple[str, ...] | None:
-    """Those of these nodes that know nothing of it; None if the others do not have every file of it together, or if
-    their ranks cannot send it.
+    """Those of these nodes that did not say that they have a part of it; None if the others do not have every file of
+    it together, or if their ranks cannot send it.
     """
     theirs = {
         node: one
@@ -196,8 +196,8 @@ def with_fewer_copies(attempts: Sequence[AttemptRecord]) -> MemoryStep | None:
     have no ranks any more, or came back with nothing.
     """
     newest = attempts[-1] if attempts else None
-    if newest is None or newest.memory is None or not newest.memory.is_shared:
+    if newest is None or newest.memory is None:
         return None
     saved_on = next((one.nodes for one in attempts if one.number == newest.memory.attempt), ())
-    is_as_before = not newest.memory.lacking and saved_on and set(saved_on) <= set(newest.nodes)
+    is_as_before = saved_on and set(saved_on) <= set(newest.nodes).difference(newest.memory.lacking)
     return None if is_as_before else newest.memory

@@ -147,7 +147,7 @@ def _without_it(state: RunState, nodes: Collection[str]) -> str:
     """Why ranks on these nodes cannot load the step in memory; "" if they can."""
     held = state.checkpoints.held
     assert held is not None
-    missing = sorted(set(held.nodes).difference(nodes)) if held.save.is_shared else ()
+    missing = sorted(set(held.nodes).difference(nodes, held.save.lacking)) if held.save.is_shared else ()
     if missing:
         return f"{fold(missing)} {'has' if len(missing) == 1 else 'have'} a part of it, and will have no ranks"
     others = sorted(set(nodes).difference(held.nodes))
@@ -179,8 +179,7 @@ def resume_chosen(state: RunState, event: ResumeChosen, now: float, policy: Poli
         without = _without_it(state, placed.nodes)
         if without:
             return _through_disk(state, now, policy, without)
-        have = "together have" if memory.is_shared else "has" if len(placed.nodes) == 1 else "have"
-        origin = f"resuming from step {memory.step}, which {fold(placed.nodes)} {have} in memory"
+        origin = f"resuming from step {memory.step}, which {flush_to_disk.who_have(memory, placed.nodes)} in memory"
         reason = f"{origin} (without it: {reason})"
     record = replace(
         state.attempts[-1], nodes=placed.nodes, started=now, resumed_from_step=chosen.step if chosen else None,

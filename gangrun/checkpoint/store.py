@@ -61,6 +61,7 @@ from gangrun.frameworks.framework import AUTO, Framework, frameworks_of
 
 LINK_NAME = "resume"
 _DIGITS = re.compile(r"\d+")
+_STATE_SUFFIXES = (safetensors.SUFFIX, ".bin", ".ckpt", ".distcp", ".pt", ".pth")
 _TOLD_EVERY_BYTES = 64 * 1024 * 1024
 _NOT_LOOKED_AT = "not looked at: a newer one is valid"
 _NOT_READ = "whole by its structure; its bytes were not checked"
@@ -204,6 +205,9 @@ class CheckpointRoom:
         later = [one for at, one in there if at > saved_at and one.step < whole.step and _counts_as(whole, one)]
         if later:  # of another stage of the training, or a copy
             return f"{shown(later[0].name)} was saved after it, so steps here do not tell whether the script resumes"
+        tells_step = whole.framework is not None and whole.framework.tells_step  # else only its name does
+        if not tells_step and whole.step <= sum(_counts_as(whole, one) for _, one in there):
+            return f"the number in {shown(whole.name)} may be of a place that is written in turn, so it tells no step"
         self._resumed, self._saved_before_ns = whole, max(at for at, _ in there)
         return ""
 
@@ -520,16 +524,25 @@ def _counts_as(whole: StepDirectory, found: StepDirectory) -> bool:
 
 
 def _saved_at(path: str) -> int:
-    """When the file was written that makes it a checkpoint, or else the newest that is there, in ns by the file
-    server's clock; 0: nobody can tell.
+    """When the file was written that makes it a checkpoint, or else the newest file of its state, in ns by the file
+    server's clock; 0: nobody can tell. People and evaluations write files of other kinds there later.
     """
     with suppress(OSError):
         marker = Identity.of(path).marker
         if marker is not None:
             return marker[2]
-        with os.scandir(path) as items:
-            return max([os.lstat(path).st_mtime_ns, *(item.stat(follow_symlinks=False).st_mtime_ns for item in items)])
+        return max(map(_state_written_at, [path, *(entry.path for entry in _entries(path) if entry.is_dir())]))
     return 0
+
+
+def _state_written_at(folder: str) -> int:
+    states = (entry for entry in _entries(folder) if entry.name.endswith(_STATE_SUFFIXES))
+    return max((entry.stat(follow_symlinks=False).st_mtime_ns for entry in states), default=0)
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return list(entries)
 
 
 def _unjudged(found: StepDirectory) -> Candidate:

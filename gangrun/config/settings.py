@@ -300,7 +300,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "metrics_port", ValueKind(parsers.port, "PORT"), OUTPUT,
-        "Serve figures for Prometheus on PORT, on a job's first node", None, "metrics.port",
+        "Serve figures for Prometheus on PORT of this host (`submit`: of the first node)", None, "metrics.port",
         told_default="none",
     ),
     Setting(

@@ -42,6 +42,7 @@ class HangPolicy:
     startup_limit_s: float = 1800.0
     steady_min_s: float = 120.0
     steady_max_s: float = 3600.0
+    long_phase_min_s: float = 600.0  # an evaluation or a save may wait for a service or a storage that fails over
     factor: float = 10.0  # times the longest interval seen
     samples_min_count: int = 5
     idle_cpu_rate: float = 0.05

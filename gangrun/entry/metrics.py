@@ -32,6 +32,8 @@ from gangrun.runs.times import pause, steady_now, wall_now
 KEPT_FOR_S = 5.0  # to add up the whole journal of a month takes a while
 STAYS_FOR_S = 300.0  # after the run's end: the next scrapes are to see it
 RETRY_AFTER_S = 5.0
+ANSWERS_WITHIN_S = 10.0  # client and storage alike: each that waits holds a thread
+UNUSABLE = (OSError, TypeError, ValueError)  # the latter: letters that no address has
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -70,11 +72,16 @@ class _Kept:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def text(self) -> bytes:
-        with self._lock:
+        """OSError: the storage does not answer the request before this one."""
+        if not self._lock.acquire(timeout=ANSWERS_WITHIN_S):
+            raise TimeoutError
+        try:
             if steady_now() >= self._until:
                 self._text = self.reader.text(wall_now()).encode()
                 self._until = steady_now() + KEPT_FOR_S
             return self._text
+        finally:
+            self._lock.release()
 
 
 def url_of(address: str, port: int) -> str:
@@ -90,8 +97,8 @@ def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def _unusable(address: str, port: int, error: OSError) -> UserError:
-    words = f"cannot listen on {_in_url(address)}:{port}: {error.strerror or error}"
+def _unusable(address: str, port: int, error: Exception) -> UserError:
+    words = f"cannot listen on {_in_url(address)}:{port}: {getattr(error, 'strerror', None) or error}"
     return UserError("metrics", words, "take a free port, and an address of this host")
 
 
@@ -101,7 +108,7 @@ def refuse_unusable(address: str, port: int) -> None:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind((address, port))
-        except OSError as error:
+        except UNUSABLE as error:
             raise _unusable(address, port, error) from error
 
 
@@ -111,6 +118,8 @@ def figures_served(paths: RunPaths, address: str, port: int) -> Iterator[str]:
     kept = _Kept(MetricsReader(paths))
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = ANSWERS_WITHIN_S  # of a client that says nothing
+
         def do_GET(self) -> None:
             if self.path.partition("?")[0] not in ("/", "/metrics"):
                 self.send_error(404)
@@ -137,7 +146,7 @@ def figures_served(paths: RunPaths, address: str, port: int) -> Iterator[str]:
 
     try:
         server = MetricsServer((address, port), Handler)
-    except OSError as error:
+    except UNUSABLE as error:
         raise _unusable(address, port, error) from error
     with server:
         threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
@@ -154,7 +163,7 @@ def serve(paths: RunPaths, address: str, port: int, say: Callable[[str], None]) 
 
 
 def owner_leaves(within_s: float | None) -> bool:
-    """Has the owner left? Waits so long for that; None: until it has."""
+    """Has the owner left? Waits for it up to ``within_s``; None: until it has left."""
     return bool(select.select([0], (), (), within_s)[0])
 
 

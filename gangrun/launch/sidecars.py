@@ -70,7 +70,7 @@ class Notifier:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Whom a sweep must spare."""
+        """Processes that a sweep must not end."""
         return () if self.child is None else (self.child.pid,)
 
     def over(
@@ -95,7 +95,7 @@ class Notifier:
 
 @dataclass(frozen=True, slots=True)
 class Sidecars:
-    """Those of one run."""
+    """The notifier and the server of figures of one run."""
 
     notifier: Notifier
     metrics: HeldChild | None = None
@@ -108,13 +108,15 @@ class Sidecars:
             return Sidecars(notifier)
         from gangrun.entry.metrics import url_of
 
-        say(f"figures for Prometheus: {url_of(asked.address, asked.port)} on {processes.host_name()}")
         command = own_command("gangrun.entry.metrics", ["--run-dir", str(paths.root)], sys.executable)
-        return Sidecars(notifier, HeldChild.start(command, variables))
+        server = HeldChild.start(command, variables)
+        if server is not None:
+            say(f"figures for Prometheus: {url_of(asked.address, asked.port)} on {processes.host_name()}")
+        return Sidecars(notifier, server)
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Whom a sweep must spare."""
+        """Processes that a sweep must not end."""
         return self.notifier.pids + (() if self.metrics is None else (self.metrics.pid,))
 
     def close(self) -> None:

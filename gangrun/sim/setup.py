@@ -8,7 +8,7 @@ from gangrun.core.model import Savers, Shape
 from gangrun.core.policy import HangPolicy, Policy
 from gangrun.sim.body.gang import Script
 
-IMPATIENT = HangPolicy(startup_limit_s=90.0, steady_min_s=45.0, steady_max_s=120.0)
+IMPATIENT = HangPolicy(startup_limit_s=90.0, steady_min_s=45.0, steady_max_s=120.0, long_phase_min_s=45.0)
 
 
 @dataclass(frozen=True, slots=True)

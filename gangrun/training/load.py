@@ -166,7 +166,6 @@ class SharedVerification:
             return False
 
 
-_THREADS_COUNT = 4
 _TURN_BYTES = 32 * 1024 * 1024  # worth a thread's turn
 
 _Turn = list[tuple[ReadItem, Any]]  # what is wanted, and where it lies: neighbours in one file

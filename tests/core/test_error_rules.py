@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -426,6 +427,13 @@ def test_what_a_program_that_is_not_the_script_says_on_all_nodes_at_the_start_is
     verdict = judge(Evidence(exits=exits), placement=THREE, nodes_count=3, step=step)
     assert (verdict.cause, verdict.blamed, verdict.final) == (cause, (), False)
     assert ("no exception of Python" in verdict.sentence) == (cause is Cause.ENVIRONMENT)
+
+
+@pytest.mark.parametrize("how", [{"step": 9000}, {"log_step": 9000}])
+def test_steps_that_ranks_only_print_are_no_start(how: Any) -> None:
+    said = ended("launcher[12]: error: plugin 7 does not start")
+    exits = tuple(replace(said, rank=n, node=f"n{n}", **how) for n in (1, 2, 3))
+    assert judge(Evidence(exits=exits), placement=THREE, nodes_count=3, step=-1).cause is Cause.RANK_ERROR
 
 
 @pytest.mark.parametrize(("before", "cause"), [("n2", Cause.ENVIRONMENT), ("n1", Cause.HARDWARE)])

@@ -117,6 +117,31 @@ def test_where_a_later_save_has_a_lower_step_nobody_can_tell(tmp_path: Path) -> 
     assert looked.began_anew() is None
 
 
+def test_a_file_that_an_evaluation_leaves_in_an_older_checkpoint_is_no_save(tmp_path: Path) -> None:
+    for step, at in ((500, 1000), (1000, 2000)):
+        stamped(test_hf.save(tmp_path / "made", step), at)
+        (tmp_path / f"step-{step}").mkdir()
+        (tmp_path / "made" / f"checkpoint-{step}" / "model.safetensors").rename(
+            tmp_path / f"step-{step}" / "model.safetensors"
+        )
+    looked = resumes(tmp_path, at=1000)
+    (tmp_path / "step-500" / "eval_results.json").write_text("{}")
+    assert looked.began_anew() is None
+    stamped(tmp_path / "step-500" / "model.safetensors", 3000)
+    assert looked.began_anew() == 500
+
+
+def test_places_that_are_written_in_turn_tell_no_step(tmp_path: Path, core: Path) -> None:
+    for place in range(3):
+        stamped(dcp(tmp_path, place, core), 1000 * (place + 1))
+    looked = room(tmp_path, "auto")
+    choice = looked.choose_and_set_aside(ResumeRequest(), "run-1").choice
+    assert isinstance(choice, Chosen)
+    assert "step-2 may be of a place that is written in turn" in looked.expect_above(choice.checkpoint)
+    stamped(dcp(tmp_path, 0, core), 4000)
+    assert looked.began_anew() is None
+
+
 def test_a_number_that_counts_saves_may_begin_at_0_again(tmp_path: Path) -> None:
     """After ``load_state`` of Accelerate, where the old ones were deleted meanwhile."""
     stamped(test_accelerate.save(tmp_path, 4), 1000)

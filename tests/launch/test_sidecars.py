@@ -7,12 +7,14 @@ import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 
 from gangrun.adapters.fs.disk import Disk
 from gangrun.adapters.fs.run_dir import read_metrics_fault, write_spec
+from gangrun.entry import metrics
 from gangrun.launch.sidecars import Sidecars
 from gangrun.wire.spec import MetricsSpec
 from tests.command_line import Call
@@ -62,11 +64,22 @@ def test_an_owner_that_dies_takes_the_server_with_it(runs: Path) -> None:
     assert server._child.wait(60) == 0
 
 
+def test_a_client_that_says_nothing_is_left(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "ANSWERS_WITHIN_S", 0.1)
+    with metrics.figures_served(running(runs).paths, "127.0.0.1", 0) as url:
+        port = urlsplit(url).port
+        assert port is not None
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as silent:
+            assert silent.recv(1) == b""
+        assert "gangrun_run_state" in scraped(port)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["--metrics-port", "0"], "--metrics-port: '0' is not a port: a whole number from 1 to 65535"),
         (["--metrics-port", "9464", "--metrics-address", "203.0.113.7"], "cannot listen on 203.0.113.7:9464: "),
+        (["--metrics-port", "9464", "--metrics-address", "häää..x"], "cannot listen on häää..x:9464: "),
     ],
 )
 def test_where_nobody_can_listen_is_refused_before_anything_starts(

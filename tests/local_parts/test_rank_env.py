@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from gangrun.agent.ranks.environment import (
     is_set_at_launch,
     rank_environment,
 )
-from gangrun.agent.ranks.flight_dumps import watchdog_dump
+from gangrun.agent.ranks.flight_dumps import WatchdogDump
 from gangrun.wire.messages import Launch
 from gangrun.wire.spec import CheckpointSpec
 from tests.local_parts.gang import order
@@ -97,16 +98,22 @@ def test_what_the_user_set_stays_unless_it_names_another_rank() -> None:
     assert seen == {**GOLDEN, **base, **user, "RANK": "5"}
 
 
+def where(environment: Mapping[str, str]) -> Path | None:
+    """NCCL's watchdog writes in rank 5."""
+    dump = WatchdogDump.of(environment, 5)
+    return None if dump is None else dump.path
+
+
 def test_what_the_user_says_of_nccls_flight_recorder_stays_under_any_name() -> None:
     """A second name would win over the user's: torch prefers its newer one."""
     older = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/trace_"}
     seen = environment(older, {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"})
     told = {name: value for name, value in seen.items() if name.startswith("TORCH_") and "ASYNC" not in name}
     assert told == {**older, "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
-    assert watchdog_dump(seen, 5) == Path("/mine/trace_5")
+    assert where(seen) == Path("/mine/trace_5")
     newer = {"TORCH_FR_DUMP_TEMP_FILE": "/newer/", "TORCH_FR_BUFFER_SIZE": "7", **older}
-    assert watchdog_dump(environment(newer), 5) == Path("/newer/5")
-    assert watchdog_dump({}, 5) is None
+    assert where(environment(newer)) == Path("/newer/5")
+    assert where({}) is None
     assert is_set_at_launch("TORCH_FR_DUMP_TEMP_FILE"), "it changes with each attempt, and makes no standby stale"
 
 

@@ -109,6 +109,13 @@ def test_what_the_watchdog_of_nccl_wrote_is_read_at_the_ranks_end(
     assert ended(tmp_path, WATCHDOG.replace("{what}", what)).collectives == told
 
 
+def test_what_the_watchdog_wrote_of_an_earlier_attempt_is_not_this_ranks(tmp_path: Path) -> None:
+    """As under a name of the user's, which does not tell attempts apart."""
+    (tmp_path / "run" / "flight-recorder").mkdir(parents=True)
+    old = WATCHDOG.replace("{what}", DUMP).replace("sys.exit", "os.utime(file.name, (10**9, 10**9)); sys.exit")
+    assert ended(tmp_path, old).collectives == ()
+
+
 HELPER = """
 import json, os, subprocess, sys, time
 if len(sys.argv) > 1:

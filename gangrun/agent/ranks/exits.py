@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gangrun.agent.ranks.environment import RankFiles
-from gangrun.agent.ranks.flight_dumps import written_by_watchdog
+from gangrun.agent.ranks.flight_dumps import WatchdogDump
 from gangrun.agent.ranks.logs import RankLogs
 from gangrun.core.evidence import Anomaly, ErrorReport, RankExit, SelfChecks
 from gangrun.core.recovery.error_rules import SHELL_SIGNAL_BASE, marked
@@ -407,7 +407,7 @@ class WatchedRank:
     files: RankFiles
     through_boot: bool  # started by node/boot.py, which knows our signals
     place: PlacePage | None = None
-    dump: Path | None = None  # where NCCL's watchdog writes its flight recorder
+    dump: WatchdogDump | None = None
     ended: threading.Event = field(default_factory=threading.Event)
     told: threading.Event = field(default_factory=threading.Event)  # how it ended
 
@@ -473,7 +473,7 @@ def watch(
             anomalies=reports.anomalies() if reports is not None else (),
             checks=reports.checks() if reports is not None else None,
             memory=memory() if was_oom else "",
-            collectives=written_by_watchdog(rank.dump) if code and rank.dump is not None else (),
+            collectives=rank.dump.collectives() if code and rank.dump is not None else (),
         )
         before = None
         if ours:

@@ -31,7 +31,7 @@ from gangrun.agent.ranks.environment import (
     tag_prefix,
 )
 from gangrun.agent.ranks.exits import READ_WITHIN_S, OomCounter, WatchedRank, memory_words, watch
-from gangrun.agent.ranks.flight_dumps import watchdog_dump
+from gangrun.agent.ranks.flight_dumps import WatchdogDump
 from gangrun.agent.ranks.logs import RankLogs
 from gangrun.agent.ranks.observe import (
     CpuDemand,
@@ -304,7 +304,7 @@ class RankGang:
             gang.logs.say(f"rank {rank} is debugged: what it prints went to {debugged} and is not here")
         told_before = before.get(rank) or next(iter(before.values()), None)  # their losses are alike
         gang.told[rank] = ScriptReports(rank, slot, gang.logs, told_before, known_step(place.order.resume_step))
-        dump = None if spec.per_node else watchdog_dump(environment, rank)
+        dump = None if spec.per_node else WatchdogDump.of(environment, rank)
         gang.ranks[rank] = WatchedRank(rank, spec.node, child, proc, slot, files, spec.through_boot, page, dump)
         if IMPORTS_FILE in environment and not debugged:
             gang.wanted[place.local_rank] = WarmRank(argv, environment, files.imports, self._standby_tag(place))

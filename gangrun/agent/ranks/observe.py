@@ -281,8 +281,11 @@ class NodeRoom:
         if not limits or self._uid == 0:
             return None
         if (total := sum(of_ranks.values())) != self._of_user[0]:
-            with os.scandir(self._proc) as entries:
-                theirs = [entry.name for entry in entries if entry.name.isdigit() and _owner(entry) == self._uid]
+            try:
+                with os.scandir(self._proc) as entries:
+                    theirs = [entry.name for entry in entries if entry.name.isdigit() and _owner(entry) == self._uid]
+            except OSError:
+                return None
             procs = [proc for name in theirs if (proc := read_proc(int(name))) is not None]
             self._of_user = total, sum(proc.threads_count for proc in procs)
         return self._of_user[1], min(limits)

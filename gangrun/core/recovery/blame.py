@@ -288,7 +288,8 @@ def _fell(first: RankExit, evidence: Evidence, scene: _Scene) -> Verdict:
     is_whole = _is_whole_node(first, spread, scene)
     may_be_known = bool(signature) or (is_whole and cause is Cause.KILLED)
     rank = first.rank if suspects and may_be_known and (is_whole or not error_rules.is_plain(first)) else NO_RANK
-    if spread.is_many and scene.attempt_step < 0 and cause is Cause.RANK_ERROR and error_rules.is_native(first):
+    is_before_steps = scene.attempt_step < 0 and first.step < 0 and first.log_step < 0
+    if spread.is_many and is_before_steps and cause is Cause.RANK_ERROR and error_rules.is_native(first):
         sentence += (
             "; that is no exception of Python, and ranks on many nodes ended so before the first step: what is"
             " installed, or how the ranks are started, is at fault"

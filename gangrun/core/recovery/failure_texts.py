@@ -577,8 +577,8 @@ HOST: tuple[Rule, ...] = (
     Rule("gpu-other", "an error of CUDA, HIP or the driver that is not known to be a bug",
          r"\b(cuda|cudart|hip|triton)( runtime| driver)? (error|failure)|\b(cuda|hip)error[a-z]|\bcuda_error_"
          r"|npu function error|acl (stream|device|call)[^\n]{0,20} failed|(level_zero backend|native api) failed"
-         r"|^runtimeerror: ur error|\bnvmlerror_\w+|\bcudnn_status_(?!success)\w+|\bnrt_\w+ status|synstatus"
-         r"|\bhsa_status_error",
+         r"|^runtimeerror: ur error|\bnvmlerror_\w+|\bnrt_\w+ status|synstatus|\bhsa_status_error"
+         r"|\bcudnn_status_(?!success|not_supported|bad_param|invalid_value|arch_mismatch)\w+",
          Cause.HARDWARE, MOVE, ONCE, ACCELERATORS),
 )  # fmt: skip
 

@@ -291,7 +291,7 @@ class HangWatch:
         policy, longest_s = self.policy, 0.0
         for phase in (phase for phase, ranks in self._inside.items() if ranks):
             known = self._long_phases[phase]
-            learnt_s = min(policy.steady_max_s, max(policy.steady_min_s, policy.factor * known.longest_s))
+            learnt_s = min(policy.steady_max_s, max(policy.long_phase_min_s, policy.factor * known.longest_s))
             is_known = known.count >= standing.KNOWN_COUNT
             limit_s = max(learnt_s, SLACK_FACTOR * known.longest_s) if is_known else policy.steady_max_s
             longest_s = max(longest_s, limit_s)

@@ -52,7 +52,7 @@ class Transfer(NamedTuple):
 
 
 class CheckpointFiles:
-    """Those of one directory, all of them there."""
+    """The files of a directory that has all of them."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -82,7 +82,7 @@ def files_of(directory: str, ranks: RankGroup) -> CheckpointFiles:
 
 
 class SharedFiles(CheckpointFiles):
-    """Those of all nodes together."""
+    """The files that all nodes have together."""
 
     def __init__(self, directory: str, ranks: RankGroup) -> None:
         """Learn which node has what."""
@@ -167,7 +167,7 @@ class SharedFiles(CheckpointFiles):
 
 
 def _files_in(directory: str) -> tuple[dict[str, int], str]:
-    """Their sizes, and why they are not known."""
+    """The files in a directory with their sizes, and why these are not known (or "")."""
     try:
         return {name: os.path.getsize(os.path.join(directory, name)) for name in sorted(os.listdir(directory))}, ""
     except OSError as error:

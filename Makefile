@@ -64,9 +64,9 @@ check: $(VENV)/.tests  ## linters, types, import contracts, house test
 format: $(VENV)/.tests  ## put every file into the common form
 	@$(PY) -m ruff check --fix --quiet . ; $(PY) -m ruff format .
 
-test-quick: $(VENV)/.tests  ## tests without real processes, several at once, but those of core and wire
+test-quick: $(VENV)/.tests  ## tests without real processes, several at once, but those of core, wire and the house (make check)
 	@mkdir -p $(SCRATCH)
-	@$(PART) --dist worksteal -n $(JOBS) $(QUICK) --ignore=tests/wire --ignore-glob='tests/core/test_*' --ignore=tests/core/judgement/test_judgement.py --durations=15 2>&1 | tee $(SCRATCH)/quick.log
+	@$(PART) --dist worksteal -n $(JOBS) $(QUICK) --ignore=tests/test_house.py --ignore=tests/test_layout.py --ignore=tests/wire --ignore-glob='tests/core/test_*' --ignore=tests/core/judgement/test_judgement.py --durations=15 2>&1 | tee $(SCRATCH)/quick.log
 
 test-core: $(VENV)/.tests  ## those of core and wire, which must cover both branch by branch: tracing takes time, so these alone
 	@mkdir -p $(SCRATCH) && rm -f $(SCRATCH)/coverage*

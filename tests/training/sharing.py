@@ -31,7 +31,7 @@ ENDS_WITHIN_S = 120.0 * PATIENCE
 
 def rank_main(folder: Path, number: int, nodes: list[str], wanted: list[list[Any] | None], rank: int) -> None:
     faulthandler.dump_traceback_later(ENDS_WITHIN_S, exit=True)
-    store = dist.FileStore(str(folder / f"store-{number}"), len(nodes))
+    store = dist.FileStore(str(folder / f"store-{os.getppid()}-{number}"), len(nodes))  # an old one has old addresses
     dist.init_process_group("gloo", store=store, rank=rank, world_size=len(nodes))
     os.environ["LOCAL_RANK"] = str(nodes[:rank].count(nodes[rank]))
     found: dict[str, Any] = {}

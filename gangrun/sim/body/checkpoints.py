@@ -81,7 +81,7 @@ class CheckpointFs:
         self.before_move: Callable[[SimProcess], None] = lambda process: None  # a fault may stop the process here
         self._nonces = 0
         self._listed: set[str] = set()
-        self._listed_for = 0
+        self._listed_for = self._listed_since = 0
 
     def open_staging(self, name: Name) -> None:
         """Made by whoever starts the attempt; its ranks never make it."""
@@ -172,11 +172,13 @@ class CheckpointFs:
     def list_commits(self, attempt: int) -> list[Saved]:
         """What stands as ``attempt`` begins: all that was listed before, and the commits of attempts since then.
 
-        What an older attempt commits after its own list was made is in no list. (The lists are the journal's.)
+        What an older attempt commits after its own list was made is in no list. (The lists are the journal's.) A new
+        supervisor lists for the same attempt once more, after what it has brought.
         """
-        found = [s for s in self.saved.values() if s.nonce in self._listed or s.counts_for >= self._listed_for]
+        if attempt > self._listed_for:
+            self._listed_since, self._listed_for = self._listed_for, attempt
+        found = [s for s in self.saved.values() if s.nonce in self._listed or s.counts_for >= self._listed_since]
         self._listed |= {saved.nonce for saved in found}
-        self._listed_for = max(self._listed_for, attempt)
         return found
 
     def newest_valid(self, but: Collection[str] = ()) -> Saved | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 
 import pytest
@@ -65,7 +64,7 @@ def test_a_rank_that_sleeps_before_a_collective_is_named_and_the_collective_with
     assert "collective 4 of group 0 is all_reduce of 1, which rank 1 did not enter (newest 3)" in reason
 
 
-# One rank hangs in the fourth evaluation of attempt 0, and in a step of attempt 1, each time at a place of its own.
+# After four evaluations one rank hangs in a step.
 EVALUATES = """
 import os, time
 import torch, torch.distributed as dist
@@ -73,14 +72,13 @@ import gangrun
 def hang(): time.sleep(1_000_000)
 dist.init_process_group("gloo")
 odd, attempt = dist.get_rank() == 1, os.environ["GANGRUN_ATTEMPT"]
-for step in range(10 if attempt == "2" else 1_000_000):
+for step in range(10 if attempt == "1" else 1_000_000):
     time.sleep(0.1)
-    if odd and attempt == "1" and step == 90: hang()
+    if odd and step == 90: hang()
     dist.all_reduce(torch.ones(1))
     gangrun.step(step)
     if step % 20 == 19:
         with gangrun.phase("eval"):
-            if odd and attempt == "0" and step == 79: hang()
             time.sleep(2)
             dist.all_reduce(torch.ones(1))
 """
@@ -88,12 +86,9 @@ for step in range(10 if attempt == "2" else 1_000_000):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_limit_in_an_evaluation_is_learnt_and_that_in_a_step_is_its_own(box: Box) -> None:
+def test_the_limit_of_a_step_is_its_own_whatever_evaluations_take(box: Box) -> None:
     """An evaluation takes 20 times as long as a step."""
-    (box.work / "gangrun.toml").write_text("[policy.hang]\nlong_phase_min_s = 30\n")
     box.start("--nproc-per-node", "2", box.script(EVALUATES))
     assert box.end(500) == 0, box.told()
-    of_eval, of_step, _ = (one["reason"] for one in box.status()["attempts"])
-    (limit_s,) = map(int, re.findall(r"\(limit (\d+) s\)", of_eval))
-    assert 30 <= limit_s < 600 and f"rank 1 on {host_name()} is in train.py:5 in hang" in of_eval, of_eval
-    assert "(limit 60 s)" in of_step and f"rank 1 on {host_name()} is in train.py:5 in hang" in of_step, of_step
+    reason = box.status()["attempts"][0]["reason"]
+    assert "(limit 60 s)" in reason and f"rank 1 on {host_name()} is in train.py:5 in hang" in reason, reason

@@ -207,7 +207,8 @@ class CheckpointRoom:
             return f"{shown(later[0].name)} was saved after it, so steps here do not tell whether the script resumes"
         tells_step = whole.framework is not None and whole.framework.tells_step  # else only its name does
         if not tells_step and whole.step <= sum(_counts_as(whole, one) for _, one in there):
-            return f"the number in {shown(whole.name)} may be of a place that is written in turn, so it tells no step"
+            name = shown(whole.name)
+            return f"{name} may be one of several names that the script writes in turn, so its number tells no step"
         self._resumed, self._saved_before_ns = whole, max(at for at, _ in there)
         return ""
 

@@ -88,7 +88,7 @@ def seen(event: ev.Event, at: float) -> str:
         case ev.SaveAnswered():
             return f"the ranks did not save: {event.why}" if event.why else f"the ranks saved step {event.step}"
         case ev.FlushDue():
-            return f"step {event.step} is in memory and is to reach the disk"
+            return f"step {event.step} is only in memory, and is to be written to disk"
         case ev.GangStarted() | ev.GangStartFailed() | ev.GangStopped() | ev.StopTimedOut():
             return _of_the_gang(event)
         case ev.RankExited() | ev.RankFinished():

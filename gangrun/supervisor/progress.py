@@ -59,7 +59,7 @@ STEPS_TELL_COUNT = 5  # so many steps tell the interval of a gang that this supe
 JUDGE_AGAIN_S = 1.0
 RATE_OVER_S = 60.0
 RATE_POINTS_MIN_COUNT = 3
-PROTECT_AGAIN_S = 60.0  # a write that failed is asked for again
+PROTECT_AGAIN_S = 60.0  # after a write that failed
 ANOMALY_BEATS = 1.5  # so long after the first rank tells of an anomaly all others have
 
 
@@ -606,9 +606,10 @@ class CheckpointPolling:
         return max(self._flush_at, self._writes_until) if self._flush_every_s > 0 and _trains_on(state) else NEVER
 
     def _protection_due(self, state: RunState) -> float:
-        fewer = with_fewer_copies(state.attempts) if _trains_on(state) else None
-        is_safe = fewer is None or fewer.step <= max(state.checkpoints.disk_step, self._progress.kept_step)
-        return NEVER if is_safe else max(self._protect_at, self._writes_until)
+        base = state.attempts[-1].memory if state.attempts and _trains_on(state) else None
+        if base is None or base.step <= max(state.checkpoints.disk_step, self._progress.kept_step):
+            return NEVER  # asked in each turn, so who holds it is compared only now
+        return NEVER if with_fewer_copies(state.attempts) is None else max(self._protect_at, self._writes_until)
 
     def look(self, state: RunState, now: float) -> list[Event]:
         """Look, if it is time to; what is to be written down."""
@@ -616,18 +617,19 @@ class CheckpointPolling:
             self._at = now + (min(self._every_s, SAVING_EVERY_S) if state.underway.saving else self._every_s)
             self._checkpoints.look(state.checkpoints.disk_step)
             self._progress.note_state(self._checkpoints.figures(), now)
-        fewer = with_fewer_copies(state.attempts)
-        if fewer is not None and now >= self._protection_due(state):
-            return self._due(state, fewer.step, now)
+        if now >= self._protection_due(state):
+            base = state.attempts[-1].memory
+            assert base is not None
+            return self._asked_for(state, base.step, now)
         if now < self._flush_due(state):
             return []
         step = self._progress.kept_step
         if step <= state.checkpoints.disk_step:
             self._flush_at = now + min(self._flush_every_s, SAVING_EVERY_S)  # as soon as there is one
             return []
-        return self._due(state, step, now)
+        return self._asked_for(state, step, now)
 
-    def _due(self, state: RunState, step: int, now: float) -> list[Event]:
+    def _asked_for(self, state: RunState, step: int, now: float) -> list[Event]:
         self._flush_at, self._writes_until = now + self._flush_every_s, now + END_WITHIN_S
         return [FlushDue(state.attempt.number, step)]
 

@@ -187,9 +187,9 @@ def test_a_step_that_a_spare_was_sent_is_written_to_disk_while_its_ranks_train()
     life.on(GangStarted(1))
     life.on(FlushDue(1, 30))
     assert life.last(BringSteps) == BringSteps(1, 10, flush_to_disk.END_WITHIN_S, ("n0", "n2"), flush=True)
-    life.says("step 30 is in fewer nodes' memory than saved it, and not on disk: gangrun writes it to disk while")
+    life.says("step 30 is only in memory, and a node that saved it no longer has its part: gangrun writes it to disk")
     life.on(FlushDue(1, 34))
-    life.says("step 34 is only in memory")
+    life.says("step 34 is only in memory: gangrun")
 
 
 def test_a_spare_that_has_nothing_of_it_may_be_lost_before_the_launch() -> None:

@@ -131,13 +131,13 @@ def test_a_file_that_an_evaluation_leaves_in_an_older_checkpoint_is_no_save(tmp_
     assert looked.began_anew() == 500
 
 
-def test_places_that_are_written_in_turn_tell_no_step(tmp_path: Path, core: Path) -> None:
-    for place in range(3):
-        stamped(dcp(tmp_path, place, core), 1000 * (place + 1))
+def test_names_that_are_written_in_turn_tell_no_step(tmp_path: Path, core: Path) -> None:
+    for number in range(3):
+        stamped(dcp(tmp_path, number, core), 1000 * (number + 1))
     looked = room(tmp_path, "auto")
     choice = looked.choose_and_set_aside(ResumeRequest(), "run-1").choice
     assert isinstance(choice, Chosen)
-    assert "step-2 may be of a place that is written in turn" in looked.expect_above(choice.checkpoint)
+    assert "step-2 may be one of several names that the script writes in turn" in looked.expect_above(choice.checkpoint)
     stamped(dcp(tmp_path, 0, core), 4000)
     assert looked.began_anew() is None
 

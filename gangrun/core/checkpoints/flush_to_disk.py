@@ -74,8 +74,10 @@ def flush(state: RunState, event: FlushDue, now: float, policy: Policy) -> Decis
     action = BringSteps(state.attempt.number, state.checkpoints.disk_step, END_WITHIN_S, nodes, flush=True)
     fewer = with_fewer_copies(state.attempts)
     is_fewer = fewer is not None and fewer.step == event.step
-    where = "in fewer nodes' memory than saved it, and not on disk" if is_fewer else "only in memory"
-    return stay(state, f"step {event.step} is {where}: gangrun writes it to disk while the ranks train", action)
+    why = f"step {event.step} is only in memory"
+    if is_fewer:
+        why += ", and a node that saved it no longer has its part"
+    return stay(state, f"{why}: gangrun writes it to disk while the ranks train", action)
 
 
 def again(state: RunState, now: float) -> BringSteps:

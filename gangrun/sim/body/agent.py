@@ -499,9 +499,7 @@ class Deeds:
     def _has_step(self, command: Launch) -> bool:
         """Is what it begins from in this node's memory, if that is where it is?"""
         base = key_of(command.resume_memory)
-        if base is None:
-            return True
-        if command.lacks_step:
+        if base is None or command.lacks_step:
             return True
         files = self.node.kept.begins_from(command.attempt, base)
         is_shared = command.resume_memory is not None and command.resume_memory.is_shared

@@ -66,11 +66,11 @@ format: $(VENV)/.tests  ## put every file into the common form
 
 test-quick: $(VENV)/.tests  ## tests without real processes, several at once, but those of core, wire and the house (make check)
 	@mkdir -p $(SCRATCH)
-	@$(PART) --dist worksteal -n $(JOBS) $(QUICK) --ignore=tests/test_house.py --ignore=tests/test_layout.py --ignore=tests/wire --ignore-glob='tests/core/test_*' --ignore=tests/core/judgement/test_judgement.py --durations=15 2>&1 | tee $(SCRATCH)/quick.log
+	@$(PART) --dist worksteal -n $(JOBS) $(QUICK) --ignore=tests/test_house.py --ignore=tests/test_layout.py --ignore=tests/wire --ignore-glob='tests/core/test_*' --durations=15 2>&1 | tee $(SCRATCH)/quick.log
 
 test-core: $(VENV)/.tests  ## those of core and wire, which must cover both branch by branch: tracing takes time, so these alone
 	@mkdir -p $(SCRATCH) && rm -f $(SCRATCH)/coverage*
-	@$(PART) --dist worksteal -n $(JOBS) $(QUICK) tests/core tests/wire --ignore=tests/core/judgement/test_figures.py --cov --cov-report= 2>&1 | tee $(SCRATCH)/core.log
+	@$(PART) --dist worksteal -n $(JOBS) $(QUICK) tests/core tests/wire --ignore=tests/core/judgement --cov --cov-report= 2>&1 | tee $(SCRATCH)/core.log
 	@echo "branch coverage of core and wire by the tests in tests/core and tests/wire, which must be 100 %:"
 	@$(PY) -m coverage report --fail-under=100
 

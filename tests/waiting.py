@@ -14,6 +14,7 @@ T = TypeVar("T")
 PATIENCE = 4  # a machine may be so much slower than an idle one, and nothing is wrong
 POLL_FIRST_S = 0.001
 POLL_LONGEST_S = 0.05
+AT_ONCE_S, LOOK_AGAIN_S = 0.3, 1.5
 
 
 def until(condition: Callable[[], T | None], deadline_s: float, what: str | Callable[[], str]) -> T:
@@ -48,3 +49,21 @@ def stays(condition: Callable[[], object], for_s: float, what: str) -> None:
         if not condition():
             raise AssertionError(f"did not last {for_s} s: {what}")
         time.sleep(POLL_LONGEST_S / 5)
+
+
+def seldom(ask: Callable[[], T], trace: Callable[[], object]) -> Callable[[], T | None]:
+    """``ask``, for what costs a quarter of a second of a core: None instead of an answer soon after the last one, and for
+    longer while ``trace``, which costs nothing, stays the same.
+    """
+    asked_at, known = float("-inf"), None
+
+    def look() -> T | None:
+        nonlocal asked_at, known
+        now, seen = time.monotonic(), trace()
+        if now < asked_at + (LOOK_AGAIN_S if seen == known else AT_ONCE_S):
+            return None
+        answer = ask()
+        asked_at, known = time.monotonic(), seen
+        return answer
+
+    return look

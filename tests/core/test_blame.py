@@ -287,6 +287,27 @@ def test_the_node_whose_address_others_name_is_the_one_to_look_at(text: str) -> 
     assert verdict.sentence.endswith("rank 4 on n3 is suspected, as other ranks name it or its node")
 
 
+def test_the_rank_that_a_barrier_misses_is_the_one_to_look_at() -> None:
+    """Whatever the other ranks end with."""
+    missed = error("[Rank 0]: Ranks 3 failed to pass monitoredBarrier in 1800000 ms", kind="RuntimeError", sig="b")
+    exits = (fell(0, "n1", report=missed), fell(1, "n1", report=missed, at=10.1), victim(2, "n2", at=10.2))
+    verdict = judge(Evidence(exits=exits))
+    assert (verdict.rank, verdict.suspects) == (3, ("n2",)), verdict.sentence
+    assert "rank 3 on n2 is suspected, as other ranks name it or its node" in verdict.sentence
+
+
+def test_who_shares_the_gpus_of_all_nodes_is_the_gang_itself() -> None:
+    """On one node it would be a process of somebody else."""
+    full = error(
+        "CUDA out of memory. GPU 0 has a total capacity of 79.25 GiB of which 118.06 MiB is free. Process 265 has 77.30"
+        " GiB memory in use. Including non-PyTorch memory, this process has 1.83 GiB memory in use.",
+        kind="torch.OutOfMemoryError",
+    )
+    one, all_nodes = fell(1, "n1", report=full), (fell(1, "n1", report=full), fell(3, "n2", report=full, at=10.1))
+    assert judge(Evidence(exits=(one,))).cause is Cause.FOREIGN_PROCESS
+    assert judge(Evidence(exits=all_nodes)).cause is Cause.GPU_MEMORY
+
+
 def test_an_address_that_several_nodes_have_names_none() -> None:
     life = Life(2)
     for name, own in (("n0", "10.0.0.1"), ("n1", "10.0.0.2")):

@@ -10,7 +10,6 @@ import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from time import monotonic
 from typing import Any, NamedTuple
 
 from tests.faults.inject import PLAIN, gangrun
@@ -18,13 +17,12 @@ from tests.local.harness import whole_lines
 from tests.slurm import reach
 from tests.slurm.cluster import Cluster
 from tests.stepper import FIRST_WEIGHTS, STEPPER, trained
-from tests.waiting import until
+from tests.waiting import seldom, until
 
 GANGRUN = PLAIN
 TINY = reach.ROOT / "tests" / "contract" / "tiny_dcp"
 SHORT = ("--silence-after", "2", "--fence-after", "15")
 OVER = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "TIME_UP"})
-LOOK_AGAIN_S = 1.5
 TRAINS = r"train\.py"
 
 
@@ -105,29 +103,27 @@ class Run:
         found: dict[str, Any] = json.loads(self.gangrun("status", self.id, "--json"))
         return found
 
-    def _traces(self) -> tuple[object, ...]:
-        """Changes whenever the journal or a rank's log does: asking gangrun costs half a second of a core."""
-        files = [*self.root.glob(".gangrun/journal/*"), *self.steps.glob("rank-*.log")]
-        return tuple((path.name, path.stat().st_size) for path in sorted(files))
+    def _journal(self) -> tuple[object, ...]:
+        """Changes whenever the journal does."""
+        return tuple((path.name, path.stat().st_size) for path in sorted(self.root.glob(".gangrun/journal/*")))
 
     def wait(
         self, what: str, condition: Callable[[dict[str, Any]], object], deadline_s: float = 60.0
     ) -> dict[str, Any]:
         """The status, once it fulfils a condition; a run that is over is not waited for any longer."""
-        asked_at, known, seen = [float("-inf")], [()], [dict[str, Any]()]
+        asked, seen = seldom(self.status, self._journal), dict[str, Any]()
 
         def look() -> bool:
-            now, traces = monotonic(), self._traces()
-            if traces == known[0] and now < asked_at[0] + LOOK_AGAIN_S:
+            found = asked()
+            if found is None:
                 return False
-            seen[0] = self.status()
-            asked_at[0], known[0] = monotonic(), traces  # type: ignore[assignment]
-            over = seen[0]["state"] in OVER
-            assert not over or condition(seen[0]), f"the run ended before there was {what}\n{self.told()}\n{seen[0]}"
-            return bool(condition(seen[0]))
+            seen.update(found)
+            is_so = bool(condition(found))
+            assert is_so or found["state"] not in OVER, f"the run ended before there was {what}\n{self.told()}\n{found}"
+            return is_so
 
-        until(look, deadline_s, lambda: f"{what}, but: {seen[0]}\n{self.told()}")
-        return seen[0]
+        until(look, deadline_s, lambda: f"{what}, but: {seen}\n{self.told()}")
+        return seen
 
     def end(self, state: str = "SUCCEEDED", deadline_s: float = 90.0) -> dict[str, Any]:
         """The status once the run is over, which must be so."""

@@ -60,7 +60,6 @@ _NCCL = re.compile(r"NCCL|DistBackendError")
 BY_NAME = {rule.name: rule for rule in RULES}
 OF_ONE_GPU = frozenset({"gpu-ecc", "gpu-lost"})  # said by the rank that has it, of no other part of its node
 # What peers say of a lost rank, and ranks that are ended, they all say; all else on all nodes at once ended none.
-LINES_KEPT_COUNT = 1024  # ranks that fall together write the same few lines
 TEXTS_KEPT_COUNT = 64  # and raise the same errors
 COMPARED = tuple(rule for rule in RULES if rule.few not in VICTIMS and rule.cause is not Cause.KILLED)
 _VAGUE = frozenset(
@@ -289,8 +288,8 @@ def _entries(lines: Iterable[str], *, compared_only: bool) -> Iterator[str]:
         return
     last_at = _last_told(said)
     for rule in COMPARED if compared_only else RULES:
-        is_foreign = rule.cause is Cause.GPU_MEMORY and any(map(foreign_process, said))
-        name = "foreign-process" if is_foreign else rule.name
+        may_be_foreign = rule.cause is Cause.GPU_MEMORY and not names.isdisjoint((rule.name, "foreign-process"))
+        name = "foreign-process" if may_be_foreign and any(map(foreign_process, said)) else rule.name
         if names.isdisjoint((rule.name, name)):
             continue
         found = [(at, words[rule.name]) for at, words in enumerate(matched) if rule.name in words]
@@ -310,7 +309,7 @@ def _last_told(said: Sequence[str]) -> int:
     return 0
 
 
-@lru_cache(maxsize=LINES_KEPT_COUNT)
+@lru_cache(maxsize=speakers.LINES_KEPT_COUNT)
 def _matched(line: str, compared_only: bool) -> Mapping[str, str]:
     """The rows that match a line, with the words that each matched; else the row that its speaker and event give."""
     rules = COMPARED if compared_only else RULES

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from functools import lru_cache
+
+LINES_KEPT_COUNT = 1024  # ranks that fall together write the same few lines
 
 
 class Speaker(Enum):
@@ -255,6 +258,7 @@ def is_of_memory(traceback: str) -> bool:
     return any(_MEMORY_FRAMES.search(path) for path in _FRAME.findall(traceback)[-3:])
 
 
+@lru_cache(maxsize=LINES_KEPT_COUNT)
 def place_line(line: str) -> str:
     """The same of a line of stderr, where libraries also write what they live through: only what connects nodes and
     ranks ends a process with lines alone.

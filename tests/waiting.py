@@ -52,8 +52,8 @@ def stays(condition: Callable[[], object], for_s: float, what: str) -> None:
 
 
 def seldom(ask: Callable[[], T], trace: Callable[[], object]) -> Callable[[], T | None]:
-    """``ask``, for what costs a quarter of a second of a core: None instead of an answer soon after the last one, and for
-    longer while ``trace``, which costs nothing, stays the same.
+    """``ask``, for what costs a quarter of a second of a core: None instead of an answer soon after the last one, and
+    for longer while ``trace``, which costs nothing, stays the same.
     """
     asked_at, known = float("-inf"), None
 

@@ -21,7 +21,7 @@ from gangrun.checkpoint.commit import CommitRefused, Staging
 from gangrun.wire.manifest import FileRow, Manifest, crcs_text
 
 PACE_S, SAVE_EVERY, STATE_BYTES = 0.05, 20, 64 * 1024
-WORK_BYTES = 48 * 1024 * 1024  # asked for in each step, and never touched: a limit on memory is felt at once
+WORK_BYTES = 48 * 1024 * 1024  # asked for in each step, and never touched (bytes() does not, bytearray() does): a limit on memory is felt at once
 # The sampler of a rank knows a wait for other ranks by the file of the code that waits. This one stands in for it.
 _TORCH_WAITS = "/torch/distributed/distributed_c10d"
 _WAIT = """
@@ -55,7 +55,7 @@ def main(folder: Path, checkpoints: str) -> None:
     step = 0 if point is None else point.step
     while True:
         all_ranks(peers, rank == 0, sleep)  # type: ignore[operator]
-        work = bytearray(WORK_BYTES)
+        work = bytes(WORK_BYTES)
         is_bad = (folder / f"nan-{attempt}-{rank}").exists()
         gangrun.step(step, math.nan if is_bad else 2.0 + math.exp(-step / 500) + 0.01 * math.sin(step))
         sleep(PACE_S)

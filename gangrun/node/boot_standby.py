@@ -32,6 +32,7 @@ MESSAGE_MAX_BYTES = 64
 SORTING_OUT = ("tqdm.",)  # packages that go through all variables for those with their own name
 GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 GPU_CONTROL = "/dev/nvidiactl"  # NVML opens it to count devices, and holds no memory there
+COLLECT_NEVER = 2**31 - 1
 
 
 # ---- in a rank: what it imports ------------------------------------------------------------------------------------
@@ -209,6 +210,7 @@ def _say(link: int, words: bytes) -> None:
 
 def _import(name: str, origin: str, variables: dict[str, str], here: Variables) -> None:
     """Import it as the script would; raises UnfitModule, and then this interpreter is of no use."""
+    import gc
     import importlib
 
     if name in sys.modules:
@@ -217,12 +219,17 @@ def _import(name: str, origin: str, variables: dict[str, str], here: Variables) 
     if here.changed() != variables or (top not in sys.modules and origin_of(top) != origin):
         raise UnfitModule(name)
     before = set(sys.modules)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(COLLECT_NEVER)  # what modules make stays: looking for garbage takes torch a quarter of its import
     try:
         importlib.import_module(name)
     except ModuleNotFoundError:
         pass  # the script asked for it in vain, too
     except BaseException as error:  # whatever it is, the script must see it and not we
         raise UnfitModule(name) from error
+    finally:
+        if gc.get_threshold()[0] == COLLECT_NEVER:  # else the module has set its own
+            gc.set_threshold(*thresholds)
     if _is_busy() or _has_own_code(set(sys.modules) - before):
         raise UnfitModule(name)
 

@@ -24,6 +24,7 @@ Rows = dict[int, dict[int, list[Row]]]  # step -> attempt -> of each rank
 SAMPLES, GLOBAL_BATCH, STEPS = 60, 12, 1_000_000
 # The gradient is the mean over the global batch, whatever the number of ranks: FSDP takes the mean over ranks.
 TRAIN = """
+import gc; gc.disable()  # torch is imported in three quarters of the time
 import json, os, sys, time
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh

@@ -21,6 +21,7 @@ STEPS = 30
 # Two ranks, FSDP2: every rank's memory is needed. DEATHS: attempt:step:what (rank and agent are those of rank 1, host1
 # is rank 1's, with all that is on it); nobody dies while a save is under way.
 SCRIPT = """
+import gc; gc.disable()  # torch is imported in three quarters of the time
 import hashlib, os, signal, sys, time
 import torch, torch.distributed as dist
 from torch import nn

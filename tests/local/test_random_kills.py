@@ -24,6 +24,7 @@ SEED = int(os.environ.get("GANGRUN_TEST_KILLS_SEED", "2"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600 + 120 * ROUNDS)]
 
 SCRIPT = """
+import gc; gc.disable()  # torch is imported in three quarters of the time
 import os, sys
 from pathlib import Path
 import torch, torch.distributed as dist

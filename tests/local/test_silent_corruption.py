@@ -17,6 +17,7 @@ pytestmark = pytest.mark.no_warm
 # In attempt 0 the ranks in ``FLIPS`` flip one bit of a weight before step 33, each another one. BatchNorm has
 # statistics that differ between ranks by design.
 TRAINS = """
+    import gc; gc.disable()  # torch is imported in three quarters of the time
     import os, signal, sys
     import torch, torch.distributed as dist
     import gangrun
@@ -104,6 +105,7 @@ def test_the_odd_rank_is_named_all_go_back_and_the_weights_end_as_without_it(box
 # In attempt 0 the ranks in ``FLIPS`` compute a wrong gradient from step 33 on. All ranks add it up, so all copies of
 # the weights stay equal.
 COMPUTES = """
+    import gc; gc.disable()  # torch is imported in three quarters of the time
     import os, signal, sys
     import torch, torch.distributed as dist
     import gangrun

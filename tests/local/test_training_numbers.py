@@ -12,6 +12,7 @@ pytestmark = pytest.mark.no_warm
 
 # Plain regression. ``RATE_AT`` names the step from which on the learning rate is absurd.
 TRAINS = """
+    import gc; gc.disable()  # torch is imported in three quarters of the time
     import os, torch, gangrun
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -83,6 +84,7 @@ def test_each_rule_tells_of_its_own_stretch_and_none_of_a_healthy_run(boxes: Cal
 
 # The batch of step 60 is poison: its loss is not finite, and so are the weights from then on.
 SAVES = """
+    import gc; gc.disable()  # torch is imported in three quarters of the time
     import math, os, sys, time, torch, gangrun
     torch.set_num_threads(1)
     torch.manual_seed(0)

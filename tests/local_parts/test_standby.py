@@ -129,20 +129,21 @@ def _line(name: str, made: Node) -> str:
     return json.dumps([name, str((made.site / f"{name}.py").resolve()), {}]) + "\n"
 
 
-def test_all_variables_words_and_open_files_are_those_of_a_cold_start(place: Path) -> None:
+@pytest.mark.parametrize("more", ["", "\nimport gc\ngc.disable()\ngc.set_threshold(5, 6, 7)"])
+def test_all_variables_words_and_open_files_are_those_of_a_cold_start(place: Path, more: str) -> None:
     seen = """
-        import json, os, signal, sys, tool, tail
+        import gc, json, os, signal, sys, tool, tail
         links = sorted(os.path.basename(os.readlink(f"/proc/self/fd/{n}")).split(":")[0] for n in range(256)
                        if os.path.exists(f"/proc/self/fd/{n}"))
         masks = [line for line in open("/proc/self/status") if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
         names = sorted(name for name in sys.modules if name.startswith(("tool", "tail", "_gangrun")))
         print(json.dumps([dict(os.environ), sys.argv, getattr(sys, "orig_argv", 0), sys.path, os.getcwd(), links,
-                          masks, names, sys.flags.optimize, os.getsid(0) == os.getsid(os.getppid())]))
+                          masks, names, sys.flags.optimize, gc.isenabled(), gc.get_threshold(), os.getsid(0) == os.getsid(os.getppid())]))
         print(sys.argv[1:], tool.AT > float(os.environ["GANGRUN_LAUNCHED"]), file=sys.stderr)
     """
     (place / "seen.py").write_text(textwrap.dedent(seen))
     with node(place, "seen.py", "--first", GANGRUN_LAUNCHED="0") as made:
-        made.install("tool", MODULE)
+        made.install("tool", MODULE + more)
         made.install("tail", "")
         made.cold()
         assert made.get_ready()

@@ -36,18 +36,19 @@ help:  ## this list
 demo: $(VENV)/.runs  ## train a small model, kill a rank in the middle, watch it come back, compare the weights
 	@$(PY) examples/kill_a_rank/demo.py
 
-test: forget system check  ## all of it: linters, types, layers, house, tests, coverage of core and wire
+test: forget system $(VENV)/.tests  ## all of it: linters, types, layers, house, tests, coverage of core and wire
 	@part() { $(MAKE) --no-print-directory test-$$1 || red="$$red $$1"; }; red=; \
 	  set -m; ( for part in cluster processes; do $(MAKE) --no-print-directory test-$$part >$(SCRATCH)/$$part.out 2>&1 || \
 	    touch $(SCRATCH)/$$part.red; done ) & beside=$$!; set +m; \
 	  trap 'kill -- -$$beside 2>/dev/null || true' EXIT; \
+	  $(MAKE) --no-print-directory check || { echo "make: red: check"; exit 1; }; \
 	  part core; part quick; part sweep; \
 	  echo "waiting for the tests on the Slurm cluster and those of processes, which run beside these"; wait $$beside || red="$$red beside"; \
 	  for part in cluster processes; do \
 	    if [ -e $(SCRATCH)/$$part.red ]; then red="$$red $$part"; cat $(SCRATCH)/$$part.out; \
 	    else grep -v '^$$' $(SCRATCH)/$$part.out | tail -n 15; fi; done; \
 	  part serial; echo; \
-	  echo "what ran (the cluster, then processes, beside the three before them; serial alone):"; \
+	  echo "what ran (the cluster, then processes, beside make check and the three before them; serial alone):"; \
 	  for part in core quick sweep cluster processes serial; do printf '%-10s' $$part; tail -qn 1 $(SCRATCH)/$$part.log; done; \
 	  [ -z "$$red" ] || { echo "make: red:$$red"; echo "$$red" >$(SCRATCH)/red; exit 1; }
 

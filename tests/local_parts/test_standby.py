@@ -138,7 +138,8 @@ def test_all_variables_words_and_open_files_are_those_of_a_cold_start(place: Pat
         masks = [line for line in open("/proc/self/status") if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
         names = sorted(name for name in sys.modules if name.startswith(("tool", "tail", "_gangrun")))
         print(json.dumps([dict(os.environ), sys.argv, getattr(sys, "orig_argv", 0), sys.path, os.getcwd(), links,
-                          masks, names, sys.flags.optimize, gc.isenabled(), gc.get_threshold(), os.getsid(0) == os.getsid(os.getppid())]))
+                          masks, names, sys.flags.optimize, gc.isenabled(), gc.get_threshold(),
+                          os.getsid(0) == os.getsid(os.getppid())]))
         print(sys.argv[1:], tool.AT > float(os.environ["GANGRUN_LAUNCHED"]), file=sys.stderr)
     """
     (place / "seen.py").write_text(textwrap.dedent(seen))

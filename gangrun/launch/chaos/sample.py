@@ -21,7 +21,8 @@ from gangrun.checkpoint.commit import CommitRefused, Staging
 from gangrun.wire.manifest import FileRow, Manifest, crcs_text
 
 PACE_S, SAVE_EVERY, STATE_BYTES = 0.05, 20, 64 * 1024
-WORK_BYTES = 48 * 1024 * 1024  # asked for in each step, and never touched (bytes() does not, bytearray() does): a limit on memory is felt at once
+# Asked for in each step and never touched, as bytes() does and bytearray() does not: a limit on memory is felt at once.
+WORK_BYTES = 48 * 1024 * 1024
 # The sampler of a rank knows a wait for other ranks by the file of the code that waits. This one stands in for it.
 _TORCH_WAITS = "/torch/distributed/distributed_c10d"
 _WAIT = """

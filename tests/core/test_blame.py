@@ -308,6 +308,30 @@ def test_who_shares_the_gpus_of_all_nodes_is_the_gang_itself() -> None:
     assert judge(Evidence(exits=all_nodes)).cause is Cause.GPU_MEMORY
 
 
+@pytest.mark.parametrize(
+    ("asked", "cause"),
+    [
+        ("Connection refused: n3/10.0.0.3:7337", Cause.NETWORK),
+        ("HTTPConnectionPool(host='n3.cluster', port=80): Max retries exceeded", Cause.NETWORK),
+        ("HTTPConnectionPool(host='10.0.0.3', port=80): Max retries exceeded", Cause.NETWORK),
+        ("HTTPConnectionPool(host='n1', port=80): Max retries exceeded", Cause.SERVICE),
+        ("HTTPConnectionPool(host='10.0.0.9', port=80): Max retries exceeded", Cause.SERVICE),
+    ],
+)
+def test_a_service_on_another_node_of_the_gang_is_a_rank(asked: str, cause: Cause) -> None:
+    """What it asks of itself, or of a node that is not of the gang, is a service."""
+    first = fell(0, "n1", report=error(asked, kind="requests.exceptions.ConnectionError", sig="asked"))
+    told = fell(0, "n1")
+    verdicts = [
+        blame.judge(
+            Evidence(exits=(one,)), attempt=3, attempt_step=120, placement=placed("n1", "n2", "n3"), sightings=(),
+            suspicion={}, nodes_count=3, policy=POLICY, addresses=ADDRESSES,
+        )
+        for one in (first, replace(told, tail=(f"requests.exceptions.ConnectionError: {asked}",)))
+    ]  # fmt: skip
+    assert [verdict.cause for verdict in verdicts] == [cause, cause], verdicts[0].sentence
+
+
 def test_an_address_that_several_nodes_have_names_none() -> None:
     life = Life(2)
     for name, own in (("n0", "10.0.0.1"), ("n1", "10.0.0.2")):

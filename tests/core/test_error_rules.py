@@ -375,6 +375,7 @@ def ended(*lines: str, rank: int = 0) -> RankExit:
         (("RLIMIT_NPROC 128: pthread_create failed for thread 18 of 56", "KeyboardInterrupt"), "open-files"),
         (("uncorrectable ECC errors: 0", "[rank3]: ncclRemoteError: a peer", "terminate called after"), "nccl-remote"),
         (("uncorrectable ECC error", "CUDA error: uncorrectable ECC error", "Aborted (core dumped)"), "gpu-ecc"),
+        (("F20240612 11:03:11.4 77 x.cpp:9] Check failed: p: CUDA out of memory", "it went on"), "gpu-memory"),
     ],
 )
 def test_the_words_that_end_a_process_are_known_by_their_form_and_place(lines: tuple[str, ...], name: str) -> None:
@@ -389,6 +390,25 @@ def test_the_words_that_end_a_process_are_known_by_their_form_and_place(lines: t
         ("This is usually caused by a system or configuration error.", "Please see the manual."),
         ('  File "/opt/job/train.py", line 4, in <module>', "    from .layers import ("),
         (" [[{{node Allreduce_22}}]] [Op:__inference_step]",),
+        (
+            "Stacktrace:",
+            " [1] throw_api_error",
+            "   @ CUDA ~/.julia/packages/CUDA/error.jl:27",
+            "in expression starting at x.jl:3",
+        ),
+        ("*** Check failure stack trace: ***", "    @     0x7f1 google::LogMessage::Fail()", "Aborted (core dumped)"),
+        (
+            "*** and potentially your MPI job)",
+            "[n0:7] *** Failing at address: 0x1",
+            "[n0:7] [ 0] /lib/libpthread.so(+0x1)",
+        ),
+        ("\tat org.apache.spark.Executor.run(Executor.java:1)", "Exited with exit code 1."),
+        (
+            "Last command: run 100",
+            "For more information and tips, see the manual",
+            "srun: Job step aborted: Waiting up to 32 s",
+        ),
+        ("╰──────────────╯",),
     ],
 )
 def test_advice_and_a_traceback_that_was_cut_tell_no_more_than_the_line_before(after: tuple[str, ...]) -> None:

@@ -221,6 +221,7 @@ _PEER = re.compile(
     re.IGNORECASE,
 )
 _RANKS = re.compile(r"\branks? ([\d, ]+) failed to pass|\b(?:from|for) rank (\d+)", re.IGNORECASE)
+_HOSTS = re.compile(r"(?:[0-9a-f]*:){2,7}[0-9a-f]+|[\w-]+(?:\.[\w-]+)*", re.IGNORECASE)
 SPEAKERS_MIN_COUNT = 2  # nodes whose ranks lost a peer, before the silence of another says something
 
 
@@ -253,6 +254,14 @@ def _named(
             yield first_ranks[name]
     for ranks, rank in _RANKS.findall(text):
         yield from (number for word in (ranks or rank).split(",") if (number := int(word)) < world_size)
+
+
+def names_a_peer(died: RankExit, placement: Placement, addresses: Mapping[str, str]) -> bool:
+    """Does the error that ended it name another node of the gang, or an address of one?"""
+    peers = {seat.slot.node for seat in placement.seats} - {died.node}
+    text = died.error.message if died.error is not None else "\n".join(died.tail[-1:])
+    names = {addresses.get(word.lower(), word.partition(".")[0]) for word in _HOSTS.findall(text)}
+    return not peers.isdisjoint(names)
 
 
 def ended_words(finished: AbstractSet[int]) -> str:

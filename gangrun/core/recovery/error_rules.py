@@ -40,14 +40,22 @@ _NUMBER = re.compile(r"\d+")
 LAST = "!"  # after an entry of ``shown``: it stands in the last line that tells something, or after it
 SIGABRT = 6
 _LAST_WORDS = re.compile(
-    r"^(\[rank\d+\]:)?\s*what\(\): | WARN (Call to |Cuda failure)|^F\d{4} .*Check failed: "
+    r"^(\[rank\d+\]:)?\s*what\(\): | WARN (Call to |Cuda failure)|^F(\d{4}){1,2} .*(Check failed|Non-OK-status): "
     r"|^[\d: .-]*F \S+\.(cc|cpp|h):\d+\] |^(\[rank\d+\]: )?([a-z_]\w*\.)*[A-Z]\w*(Error|Exception|Timeout|Closed): \S"
 )  # said by what fails then
 _FILLS = re.compile(
     r"^(\[rank\d+\]:)?\s*($|terminate called after|abort(ed|ing)\b|\S+\.(cu|cc|cpp|h):\d+$|exception raised from"
     r"|frame #|@ +0x|[=*-]{4,}|compile with|for debugging consider|(cuda|hip) kernel errors might"
     r"|sig[a-z]{3,5}$|\[\[\{\{node |\d* *\| |compilation terminated|traceback \(most recent"
-    r"|(this|it) (is|may|might|can|could|usually|error)\b|(possible|solution|hint|note|please|see|try|check)\b)"
+    r"|(this|it) (is|may|might|can|could|usually|error)\b|(possible|solution|hint|note|please|see|try|check)\b"
+    r"|make sure|for (more|full|further|detailed) (information|help\w*|details)|website at|pass --help|usage: "
+    r"|type '\S+ --help|available options|set the environment variable hydra"  # advice
+    r"|(stack ?trace|backtrace|runtime stack|require stack)\b|goroutine \d|(current )?thread 0x|<no python frame>"
+    r"|python runtime state|failing in thread|in expression starting at|last command: |execution halted"
+    r"|at [\w.$<>]+\(|@ \w|\[\d+\] [a-z_.]|\[bt\]|(file|function|line): ?\S|\(rank \d+, host|[()\[\]{}]+$"
+    r"|[\u2500-\u257f ]+$|\*\*\* (check failure stack trace|end of error)|(\[\S+\] )?\*\*\* +and potentially"
+    r"|\[\S+:\d+\] (failing at address|\*\*\* |signal code|\[ *\d+\])"  # where it stood
+    r"|srun: (launch/|job step aborted)|clush: |exited with exit code)|assertion `0' failed"
     r"|core dumped|signal: aborted"
 )  # comes after what a process said last, and tells no more, or how to mend it
 _FRAME = re.compile(r'^(\[rank\d+\]:)?\s*file "[^"]+", line \d+')

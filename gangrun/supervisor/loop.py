@@ -29,6 +29,7 @@ from gangrun.core.events import (
 from gangrun.core.machine import lifecycle
 from gangrun.core.model import Outcome, Phase, RunState
 from gangrun.core.policy import Policy
+from gangrun.core.recovery import error_rules
 from gangrun.core.versions import with_entries
 from gangrun.ports import (
     AgentsSaid,
@@ -352,6 +353,8 @@ class Loop:
             self._judge_progress(now)
         self.tell(self._commands.tick(now, self.silence.suspects, self.silence.lost), now)
         self._show(now)
+        if self.state.phase is Phase.RUNNING:
+            error_rules.prepare()
         if self._commands.ending is not None and self._commands.dismissed:
             self.exit_code = self._commands.ending.exit_code
             self._say(f"supervisor #{self.term} ends: {self._commands.ending.reason}")

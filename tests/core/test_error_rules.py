@@ -14,6 +14,7 @@ from gangrun.core.policy import Policy
 from gangrun.core.recovery import error_rules
 from gangrun.core.recovery.error_rules import rule_of
 from gangrun.core.recovery.failure_texts import RULES
+from gangrun.core.recovery.failure_words import WORDS
 from tests.core.test_blame import error, fell, judge, placed
 
 THREE = placed("n1", "n2", "n3")
@@ -116,6 +117,7 @@ def test_every_row_has_a_text_here_and_a_name_of_its_own() -> None:
     assert set(TEXTS) | elsewhere == {rule.name for rule in RULES}
     assert len(error_rules.BY_NAME) == len(RULES)
     assert all(rule.says and rule.source for rule in RULES)
+    assert set(WORDS) <= set(error_rules.BY_NAME)
 
 
 def test_what_stands_in_stderr_counts_where_no_exception_tells_more() -> None:

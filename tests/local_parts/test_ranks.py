@@ -23,7 +23,7 @@ from gangrun.agent.ranks.stop import free_port, mapped_segments
 from gangrun.core.events import StacksTaken
 from gangrun.core.recovery.gpu_rules import GpuUse
 from gangrun.node.place_page import now_ns
-from gangrun.node.processes import Proc, kill_until_none, process_table
+from gangrun.node.processes import Proc, process_table
 from gangrun.wire.messages import Prepare, Stacks
 from tests.local_parts.gang import (
     GRACE_S,
@@ -221,10 +221,6 @@ def test_a_stop_does_not_wait_for_a_victim_that_has_told_its_error(
         return mapped_segments(found)
 
     monkeypatch.setattr(stop, "mapped_segments", segments)
-    monkeypatch.setattr(
-        stop, "kill_until_none",
-        lambda find, within_s, between, pause: kill_until_none(find, within_s, between, lambda _: pause(GRACE_S)),
-    )  # fmt: skip
     with gang(tmp_path, RAISES + VICTIM) as made:
         made.gang.launch(order(2))
         made.ready(2)

@@ -15,6 +15,7 @@ from gangrun.core.events import AgentJoined, CancelRequested, FlushDue, RankFini
 from gangrun.core.evidence import StateFigures
 from gangrun.core.model import AttemptRecord, MemoryStep, Outcome, Phase, RunState, SavedProgress, Shape
 from gangrun.core.policy import Policy
+from gangrun.core.recovery import error_rules
 from gangrun.ports import AgentsSaid, StoreTrouble
 from gangrun.supervisor.heartbeats import Row
 from gangrun.supervisor.node_calls import HOLD_WITHIN_S
@@ -47,6 +48,17 @@ def killed(desk: Desk, seq: int = 1, attempt: int = 0) -> None:
     agent.tell(seq, "RankExited", {**EXIT, "attempt": attempt})
     agent.beat()
     desk.turn_all()
+
+
+def test_the_patterns_of_error_texts_are_compiled_while_ranks_train() -> None:
+    """And not when the first of them falls, while all wait for the restart."""
+    compiled = error_rules._patterns
+    compiled.cache_clear()
+    desk = Desk()
+    desk.running()
+    desk.turn_all()
+    assert desk.loop.state.phase is Phase.RUNNING
+    assert compiled.cache_info().currsize == 1
 
 
 def test_the_order_in_which_ranks_of_two_hosts_fell_is_told_by_one_clock() -> None:

@@ -8,9 +8,10 @@ them. Patterns are of lower case, as the texts are that they are matched with.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gangrun.core.model import Cause, Cure
+from gangrun.core.recovery.failure_words import WORDS
 from gangrun.core.recovery.speakers import Speaker
 
 CUDA_DOCS = "CUDA runtime API, cudaError_t"
@@ -582,12 +583,7 @@ HOST: tuple[Rule, ...] = (
          Cause.HARDWARE, MOVE, ONCE, ACCELERATORS),
 )  # fmt: skip
 
-RULES: tuple[Rule, ...] = (
-    *DEVICES,
-    *PROGRAM,
-    *FAULTS,
-    *STORAGE,
-    *GANG,
-    *SERVICES,
-    *HOST,
+_ROWS = (*DEVICES, *PROGRAM, *FAULTS, *STORAGE, *GANG, *SERVICES, *HOST)
+RULES: tuple[Rule, ...] = tuple(
+    replace(row, pattern=f"{row.pattern}|{WORDS[row.name]}") if row.name in WORDS else row for row in _ROWS
 )

@@ -224,6 +224,22 @@ spare), restarts and outcome 100 %, everything 85.7 %; no healthy node was exclu
 structure gave the same figures, so for this set they were of no use, and the estimate was too good. Then five rows got
 words that they had lacked, so the table below has better figures for this set too.
 
+Then two readers who knew neither the rules nor the labels were given the ninth and tenth set, without labels: the
+text, who fell, and what the next attempts did. Each read all 190 cases and named the class by the borders. **Both named
+a class that the label has in 99.5 % of the cases, and both the same one in 99.5 %.** So the labels say what a careful
+reader would say, and what is wrong is the rules: they know fewer words than a reader does.
+
+So four more authors, who had read no held-out case, wrote down what libraries can say, family by family, from their
+sources and from memory: 3,200 texts. A quarter of them was judged wrongly, as these are the texts that are rarely met.
+Their 387 patterns are `gangrun/core/recovery/failure_words.py`. By the authors' own count of texts that were written
+before the patterns for them, such words mend a tenth to a fifth of what is wrong.
+
+The *eleventh held-out* cases were collected meanwhile by another author, 24 of 77 with a sick node, 21 with more than
+one right class. **Played once, with the rules as they are now, they gave: cause 83.1 %, node 98.7 % (92.2 % with a
+spare), restarts and outcome 98.7 %, everything 80.5 % (76.6 %); no healthy node was excluded, and 1 of 24 sick nodes
+was left in (6 with a spare: a kernel that failed once on the node, which holds no rank any more). Without the new
+words: cause 79.2 %, all else the same.** One case had to be given another form before it could be played.
+
 Each rank, healthy or not, first writes five of 75 lines that libraries and launchers write on healthy nodes, such as a
 device that NCCL does not find; one of them stands on one healthy node only.
 
@@ -279,6 +295,7 @@ def page(known_wrong: Mapping[str, Sequence[str]]) -> str:
     folders["eighth held out"] = played_all("held_out_8")
     folders["ninth held out"] = played_all("held_out_9")
     folders["tenth held out"] = played_all("held_out_10")
+    folders["eleventh held out"] = played_all("held_out_11")
     runs = {name: [run for runs in of.values() for run in runs] for name, of in folders.items()}
     named = [f"- {why}: {', '.join(f'`{name}`' for name in sorted(names))}" for why, names in known_wrong.items()]
     return PAGE.format(

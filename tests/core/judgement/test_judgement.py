@@ -48,7 +48,7 @@ KNOWN_WRONG: dict[str, tuple[str, ...]] = {
     ),
 }
 _WRONG = {name: why for why, names in KNOWN_WRONG.items() for name in names}
-FOLDERS = ("cases", "held_out", *(f"held_out_{number}" for number in range(2, 11)))
+FOLDERS = ("cases", "held_out", *(f"held_out_{number}" for number in range(2, 12)))
 
 
 @pytest.mark.parametrize("case", read_all("cases"), ids=lambda case: case.file)

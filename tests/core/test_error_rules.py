@@ -112,6 +112,12 @@ def test_each_row_knows_its_text(name: str) -> None:
     assert found is not None and found.name == name
 
 
+def test_what_is_compiled_beforehand_is_what_is_matched_with() -> None:
+    error_rules._patterns.cache_clear()
+    error_rules.prepare()
+    assert error_rules._patterns.cache_info().currsize == 1
+
+
 def test_every_row_has_a_text_here_and_a_name_of_its_own() -> None:
     elsewhere = {"cpu-instruction", "script-missing"}  # they stand in no exception
     assert set(TEXTS) | elsewhere == {rule.name for rule in RULES}

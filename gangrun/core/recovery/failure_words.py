@@ -30,7 +30,7 @@ WORDS: Mapping[str, str] = {
         r'not (a )?member of "?(render|video)"? group'  # rocminfo
     ),
     "gpu-missing": (
-        r"\b0 active drivers \(\["  # triton/runtime/driver.py
+        r"\b0 active drivers \(\["  # triton/runtime: driver.py
         r"|dcmi \w+ initialize failed|ascend kernel runtime initialization failed"  # CANN npu-smi; MindSpore
         r"|no opencl devices? (was |were )?found|platform_not_found_khr"  # OpenCL ICD; LightGBM
         # LAMMPS gpu_extra.h; GROMACS
@@ -56,10 +56,10 @@ WORDS: Mapping[str, str] = {
         r"|could not find registered platform|failed to find a (rendering|supported physical) device"
         r"|cannot initialize a egl device display"  # TensorFlow; SAPIEN; PyOpenGL, dm_control EGL
         r"|create device context failed, please make sure target device"  # MindSpore, device_context_manager.cc
-        r"|\d+ active drivers \(\["  # triton/runtime/driver.py
+        r"|\d+ active drivers \(\["  # triton/runtime: driver.py
     ),
     "gpu-count": (
-        r"unable to proceed, no gpu resources available"  # DeepSpeed, launcher/runner.py
+        r"unable to proceed, no gpu resources available"  # DeepSpeed, launcher: runner.py
     ),
     "gpu-ordinal": (
         r"environment variable mujoco_egl_device_id"  # MuJoCo, egl renderer
@@ -122,7 +122,7 @@ WORDS: Mapping[str, str] = {
         r"|compute capability of at least \d"  # Transformer Engine fp8.py; vLLM cuda.py
         r"|only supports? (ampere|hopper|ada|turing|volta|blackwell)\b"  # flash-attn, hopper
         r"|arch conditional mma instruction used|but was built for sm\d"  # CUTLASS, mma_sm90; xFormers
-        r"|gputoooldfortriton|too old to be supported by the triton"  # torch/_inductor/exc.py
+        r"|gputoooldfortriton|too old to be supported by the triton"  # torch/_inductor: exc.py
         r"|engine plan file is (not compatible|generated on an incompatible)"  # TensorRT
         r"|rebuild this file with -gpu=|no cuda device code available"  # NVHPC OpenACC runtime
         r"|gpu library not compiled for this accelerator|running kernels compiled for compute capability"
@@ -134,9 +134,9 @@ WORDS: Mapping[str, str] = {
         r"|cuda capability [\d.]+ or (greater|higher|newer|above)|requires (gpus? with )?sm_?\d\d"  # vLLM
         r"|unknown cuda arch \(|device_prop(\.|->)major >= \d"  # torch cpp_extension.py; DeepEP
         r"|device does not support multicast"  # torch, CUDASymmetricMemory.cu
-        r"|compute capability [\d.]+ is not supported"  # Numba, cudadrv/nvvm.py
+        r"|compute capability [\d.]+ is not supported"  # Numba, cudadrv: nvvm.py
         r"|device compute capability [\d.]+ or higher (is )?required|requires? compute capability (>=|of at least"
-        r"|at least)"  # Transformer Engine pytorch/utils.py
+        r"|at least)"  # Transformer Engine pytorch: utils.py
     ),
     "cuda-usage": (
         # CUDA error strings of stream capture
@@ -152,7 +152,7 @@ WORDS: Mapping[str, str] = {
         r"|implementation for device \w+(:\d+)? not found"  # mmcv, pytorch_device_registry.hpp
         r"|unsupported device target \w+\. this process only supports"  # MindSpore, context.py
         r"|requires pytorch_c10_driver_api_supported"  # torch, CUDASymmetricMemory.cu
-        r"|extension horovod\.\w+ has not been built"  # Horovod, common/util.py
+        r"|extension horovod\.\w+ has not been built"  # Horovod, common: util.py
     ),
     "gpu-memory": (
         r"\boom when allocating tensor|dst tensor is not initialized"  # TensorFlow, ops and eager copies
@@ -220,7 +220,7 @@ WORDS: Mapping[str, str] = {
         r"|would result in binding more|requested binding more processes than"  # Open MPI, help-orte-rmaps-base.txt
         r"|\bmatch_arg \([^)\n]{0,80}\): unrecognized argument|error parsing input array"  # MPICH, hydra args.c
         r"|\bhostfile [^\n]{0,80}unable to proceed|no slot '?\w+'? specified on host"
-        r"|^valueerror: you need to (manually )?(pass in|use) `--"  # DeepSpeed launcher/runner.py; Accelerate launch.py
+        r"|^valueerror: you need to (manually )?(pass in|use) `--"  # DeepSpeed runner.py; Accelerate launch.py
         r"|ray\.exceptions\.(task|actor)unschedulableerror"  # Ray, exceptions.py
         r"|barrierjob\w*checkfailed|\bspark-248(19|20)\b"  # Spark, DAGScheduler
         r"|^valueerror: (coordinator_address|number of processes|the process id of the current process) (should"
@@ -240,7 +240,7 @@ WORDS: Mapping[str, str] = {
         r"|\bnovalidworkererror\b"  # Dask, scheduler.py
         r"|number of rendezvous nodes( \(\d+\))? must be|the rendezvous configuration option '"
         r"|hostname '[^'\n]{1,60}' not found in hostfile|include_str and exclude_str are mutually"
-        r"|^valueerror: you can only use one of `--"  # torchelastic rendezvous/api.py
+        r"|^valueerror: you can only use one of `--"  # torchelastic rendezvous: api.py
         r"|you set `--n(odes|tasks|tasks-per-node)=|in your slurm (bash )?script"  # Lightning
         r"|batch job submission failed: (invalid|requested (node|part|time|oper)|more processors|node count"
         r"|job violates|no partition|user's group|access/permission)|\binvalid gres spec"
@@ -253,12 +253,12 @@ WORDS: Mapping[str, str] = {
         r"|unknown split \"[^\"\n]+\"\. should be one of|config name is missing\.)"  # datasets builder.py, splits.py
         # datasets load.py, transformers dynamic_module_utils.py
         r"|pass the argument [`\']trust_remote_code=true|option [`\']?trust_remote_code=true[`\']? to"
-        r"|hfvalidationerror: |repo id must (be in the form|use alphanumeric)"  # huggingface_hub utils/_validators.py
+        r"|hfvalidationerror: |repo id must (be in the form|use alphanumeric)"  # huggingface_hub utils: _validators.py
         r"|wandb\.(errors\.(errors\.)?usageerror|sdk\.lib\.config_util\.configerror): (?!(no )?api[_ ]key"
         r"|call wandb\.login)"  # wandb errors.py, config_util.py
         r"|(missingschema|invalidschema|invalidurl|unsupportedprotocol|locationparseerror|nonhttpurl\w*"
         r"|invalidurlclienterror): |^valueerror: unknown url type: "  # requests/httpx/aiohttp/urllib: malformed URL
-        r"|could not parse (sqlalchemy|rfc1738) url"  # SQLAlchemy engine/url.py
+        r"|could not parse (sqlalchemy|rfc1738) url"  # SQLAlchemy engine: url.py
         r"|runtimeerror: stream contains no samples"  # mosaicml-streaming dataset.py
         r"|zarr\.errors\.contains(array|group)(andgroup)?error: "  # zarr errors.py
         r"|didn't find section in config file"  # rclone fs/newfs.go
@@ -308,43 +308,43 @@ WORDS: Mapping[str, str] = {
         r"|but jax was built against version"  # cuDNN 9 shim; jax_plugins version checks
         r"|couldn't load custom c\+\+ ops"  # torchvision, extension.py
         r"|custom cuda extension \w+ module is not found|could not find shared object file"  # Megatron-LM layers.py
-        r"|failed to load the backend extension|unsupported_neff_version"  # torch/__init__.py autoload
+        r"|failed to load the backend extension|unsupported_neff_version"  # torch: __init__.py autoload
         r"|mkl fatal error: cannot load|mkl_threading_layer=\w+ is incompatible"  # Intel MKL
         r"|nvvm_error_ir_version_mismatch|ir version [\d.]+ is incompatible|minor version compatibility requires"
         r"|lantern is not loaded|opengl platform library has not been loaded"  # Numba; R torch; MuJoCo
         r"|importerror: [^\n]{0,120}requires the latest version of \w+"  # transformers, bitsandbytes quantizers
         r"|makedevicefor\w+\(\): unsupported gloo device"  # torch, ProcessGroupGloo.cpp
-        r"|version mismatch: the cluster was started with"  # Ray, _private/utils.py
+        r"|version mismatch: the cluster was started with"  # Ray, _private: utils.py
         r"|could not load libtorchcodec|couldn't find appropriate backend to handle uri"
         r"|no audio backend is available|not compatible with this version of torchcodec"  # torchcodec, torchaudio
         r"|failed to map segment from shared object"  # ld.so dl-map-segments
-        r"|is required for a normal functioning of this module, but found"  # transformers utils/versions.py
+        r"|is required for a normal functioning of this module, but found"  # transformers utils: versions.py
         r"|detected cuda version \([\d.]+\) mismatches"
         r"|^pytorch \([\d.]+\)\. please make sure to use the same cuda versions|\bcudamismatchexception: "
-        r"|installed cuda version [\d.]+ does not match the version torch"  # torch utils/cpp_extension.py
+        r"|installed cuda version [\d.]+ does not match the version torch"  # torch utils: cpp_extension.py
         r"|\bmkl fatal error: (cannot|could not|error)\b|incompatible with libgomp|mkl_service_force_intel"
         r"|omp: error #15|inconsistency detected by ld\.so|^ld\.so: |^fatal: kernel too old"  # Intel MKL
         r"|dnn library initialization failed|jaxlib( is)? version \S+( is newer than|, but this version of jax)"
-        r"|source was compiled with: \d"  # jaxlib, jax/_src/lib/__init__.py; XLA cuda_dnn.cc
+        r"|source was compiled with: \d"  # jaxlib, jax/_src/lib: __init__.py; XLA cuda_dnn.cc
         r"|is used but incompatible\. please install|\w+==\S+ is (used but )?incompatible"  # OpenMMLab
         r"|^notimplementederror: could not run '(torchvision|torchaudio|fbgemm|torch_sparse|torchao|vllm"
         r"|flash_attn|_c)\w*::|operator wasn't built - see|wasn't build with cuda support"
-        r"|'_opnamespace' '\w+' object has no attribute"  # torch dispatcher; xformers; torch/_ops.py
+        r"|'_opnamespace' '\w+' object has no attribute"  # torch dispatcher; xformers; torch: _ops.py
         r"|\bapex was not installed with|must install apex with --cpp_ext"
         r"|custom cuda extension \w+ module is not found|(was|were) not (built|compiled|installed) with (--"
-        r"|horovod_with|cuda_ext|cpp_ext)"  # apex; Megatron tensor_parallel/layers.py
+        r"|horovod_with|cuda_ext|cpp_ext)"  # apex; Megatron tensor_parallel: layers.py
         # Slurm mpi_pmix.c, plugin.c
         r"|can ?not load pmix library|couldn't load specified plugin name|couldn't find the specified plugin"
     ),
     "setup-other": (
-        r"cannot find a working triton installation|torch\._inductor\.exc\.tritonmissing"  # torch/_inductor/exc.py
+        r"cannot find a working triton installation|torch\._inductor\.exc\.tritonmissing"  # torch/_inductor: exc.py
         r"|\be40024: failed call python func"  # CANN, TBE compiler
         r"|cufile(driveropen|handleregister)\b[^\n]{0,40}(error|fail)"  # cuFile, GPUDirect Storage
         r"|\[init\]\[env\]init env failed"  # CANN, GE/TBE init without its Python packages
         r"|no components were able to be opened in the \w+ framework|^(\[\S+\] )?pml \w+ cannot be selected"  # Open MPI
         r"|\b(mpirun|prterun|mpiexec|orterun) has detected an attempt to run as root"  # Open MPI, help-orterun.txt
-        r"|launcher '\w+' not installed"  # DeepSpeed, launcher/runner.py
-        r"|could not find any running ray instance"  # Ray, _private/services.py
+        r"|launcher '\w+' not installed"  # DeepSpeed, launcher: runner.py
+        r"|could not find any running ray instance"  # Ray, _private: services.py
         r"|couldn't (find|load) (the )?specified plugin name for mpi/|cannot (find mpi plugin"
         r"|create context) for mpi/|invalid mpi type '"  # Slurm, plugin.c and slurm_mpi.c
         r"|execve\(\): [^\n]{0,200}: permission denied"  # Slurm, slurmstepd task.c
@@ -360,7 +360,7 @@ WORDS: Mapping[str, str] = {
         r"|all discoverable environments with|e: unable to locate package"  # conda, apt
         # Open MPI help-prun.txt
         r"|\bhas detected an attempt to run as root|^file system, leaving your system in an unusable state"
-        r"|\blauncher ['\x22]\w+['\x22] not installed"  # deepspeed launcher/runner.py
+        r"|\blauncher ['\x22]\w+['\x22] not installed"  # deepspeed launcher: runner.py
         r"|lmod has detected the following error|unable to locate a modulefile for|(module"
         r"|modulecmd)[^\n]{0,40}:error:\d+:|^\s*\$ module --ignore_cache load|^the following module\(s\) (are"
         r"|is) unknown"  # Lmod; Environment Modules
@@ -376,7 +376,7 @@ WORDS: Mapping[str, str] = {
         r"|error: please (pip |first |try to )?install (the )?[`'\x22]?[\w-]+[`'\x22]?"  # Go
     ),
     "config": (
-        # hydra _internal/config_loader_impl.py, defaults_list.py
+        # hydra _internal: config_loader_impl.py, defaults_list.py
         r"^in ['\x22][\w/.@-]+['\x22]: could not find ['\x22]|^(cannot find )?primary config( directory"
         r"| module)? ?['\x22]?[^\n]{0,60}(not found|\. check that it)|^you must specify ['\x22][\w/@.-]+['\x22], e\.g"
         r"|^(\S+: )?(mismatched input |extraneous input |no viable alternative at input "
@@ -392,23 +392,23 @@ WORDS: Mapping[str, str] = {
         r"|lkit)[.\w]*decodeerror: |^configparser\.\w+error: |^(json5|hjson|hocon|pyhocon|jsonnet"
         r"|libconf)[.\w]*(error|exception): "  # PyYAML, tomllib, toml, configparser
         r"|^keyerror: ['\x22]non-existent config key: "  # yacs config.py, _merge_a_into_b
-        r"|\bdeepspeedconfigerror: "  # deepspeed runtime/config_utils.py
+        r"|\bdeepspeedconfigerror: "  # deepspeed runtime: config_utils.py
         r"|(arguments|args) (are|is) not used by the hfargumentparser"  # transformers hf_argparser.py
         r"|^pydantic(_core)?[\w.]*\.validationerror: |^validationerror: \d+ validation errors? for [a-z]\w*$"
         r"|^\s{4}for further information visit https://errors\.pydantic\.dev/"
         r"|\[type=\w+, input_value=[^\n]{1,200}, input_type=\w+\]$"  # pydantic 1 and 2
         r"|the passed configuration file [`'\x22][^\n]{1,200} does not exist\. please pass an existing file to"
-        r" .accelerate launch"  # accelerate commands/config/config_args.py
+        r" .accelerate launch"  # accelerate commands/config: config_args.py
         r"|the number of tasks per node configured in slurm"
-        r"|in your slurm bash script, but this variable is not supported"  # lightning plugins/environments/slurm.py
+        r"|in your slurm bash script, but this variable is not supported"  # lightning plugins/environments: slurm.py
         r'|^valueerror: (unsupported nproc_per_node value|nnodes=\S+ is not in "min:max" format'
-        r"|the rendezvous backend ['\x22][^'\x22\n]+['\x22] is not registered)"  # torch/distributed/run.py
+        r"|the rendezvous backend ['\x22][^'\x22\n]+['\x22] is not registered)"  # torch/distributed: run.py
         r"|^valueerror: hostfile is not formatted|no slot ['\x22]\S+['\x22] specified on host"
         r"|^valueerror: host ['\x22][^'\x22\n]+['\x22] not found in hostfile|hosts? (has|have) been (defined"
-        r"|declared) multiple times in hostfile"  # deepspeed launcher/runner.py
-        r"|hfvalidationerror: |\bdatasetnotfounderror: "  # huggingface_hub utils/_validators.py; datasets exceptions
+        r"|declared) multiple times in hostfile"  # deepspeed launcher: runner.py
+        r"|hfvalidationerror: |\bdatasetnotfounderror: "  # huggingface_hub utils: _validators.py; datasets exceptions
         r"|wandb\.errors\.(errors\.|wandb_error\.)?usageerror: (?![^\n]{0,20}api.?key)"  # wandb errors
-        r"|\bconfigparsingerror: "  # mmengine config/utils.py
+        r"|\bconfigparsingerror: "  # mmengine config: utils.py
         r"|\bparamvalidationerror: |^invalid bucket name ['\x22]"  # botocore validate.py
     ),
     "import": (
@@ -431,7 +431,7 @@ WORDS: Mapping[str, str] = {
         r"|configuring incomplete, errors occurred|^\s*cmake [\d.]+ or higher is required|^\s*(could not find"
         r"|no) cmake_\w+_compiler"  # CUDA crt/host_config.h; CMake
         r"|\bcppcompileerror: |cannot find a working triton installation|gputoooldfortriton"
-        r"|value 'sm_\w+' is not defined for option"  # torch/_inductor/exc.py; triton
+        r"|value 'sm_\w+' is not defined for option"  # torch/_inductor: exc.py; triton
         r"|(installed )?version of (g\+\+|gcc|clang\+*) \([\d.]+\) is|no such instruction: [`']"
         r"|nvcc compilation failed|jit: compileerror|\w+ library path not found: /"  # torch cpp_extension.py
         r"|^ninja: build stopped: |llvm error: cannot select"  # ninja; LLVM SelectionDAG
@@ -525,7 +525,7 @@ WORDS: Mapping[str, str] = {
         r"|waiting for gcs to become|failed to connect to gcs|ray\.exceptions\.rpcerror|raylet because it is dead"
         r"|the raylet is dead"  # Ray, exceptions and core_worker
         r"|distributed\.comm\.core\.commclosederror: |timed out (trying to connect to"
-        r"|during handshake while connecting to) '?(tcp|tls|ucxx?)://"  # Dask distributed, comm/core.py
+        r"|during handshake while connecting to) '?(tcp|tls|ucxx?)://"  # Dask distributed, comm: core.py
         r"|getkeyvalue\(\) timed out|failed to connect to distributed jax controller"  # JAX, distributed client
         r"|\bzmq\.error\.again\b"  # pyzmq
         # Slurm, srun launch
@@ -565,7 +565,7 @@ WORDS: Mapping[str, str] = {
         r"|kerberos[^\n]{0,40}ticket[^\n]{0,20}expired|unable to obtain password from user"  # Java GSS/Krb5
         # azure.identity
         r"|environment variables are not fully configured\b|azure_(client|tenant)_\w+ environment variable"
-        r"|^\s*\$ gcloud (auth|config) \w+"  # gcloud core/credentials/store.py, the hint at its end
+        r"|^\s*\$ gcloud (auth|config) \w+"  # gcloud core/credentials: store.py, the hint at its end
         r"|the neptune client couldn't find your api token|to get started with clearml, setup"  # neptune
         r"|nocredentialprovider|no valid providers in chain|no sas token or oauth token|keyerror: '(wandb|hf"
         r"|huggingface|aws|openai|anthropic|comet|azure|gcp|google|neptune|clearml|mlflow|s3|oss|swanlab)_\w*(key"

@@ -330,6 +330,8 @@ def test_a_service_on_another_node_of_the_gang_is_a_rank(asked: str, cause: Caus
         for one in (first, replace(told, tail=(f"requests.exceptions.ConnectionError: {asked}",)))
     ]  # fmt: skip
     assert [verdict.cause for verdict in verdicts] == [cause, cause], verdicts[0].sentence
+    means = "another node of the gang" if cause is Cause.NETWORK else "a service outside the gang"
+    assert all(f"this means {means} that does not answer" in verdict.sentence for verdict in verdicts)
 
 
 def test_an_address_that_several_nodes_have_names_none() -> None:

@@ -420,7 +420,7 @@ def _by_rule(first: RankExit, rule: Rule, spread: Spread, ended: str, evidence: 
     is_whole = _is_whole_node(first, spread, scene)
     cause = _cause_here(rule, cause, cure, spread, is_whole, scene)
     if cause is Cause.SERVICE and scene.placement and blame_hang.names_a_peer(first, scene.placement, scene.addresses):
-        cause = Cause.NETWORK  # what did not answer is a rank, whoever asked it
+        cause, rule = Cause.NETWORK, replace(rule, says="another node of the gang that does not answer")
     may_be_way = (cause in _REACHED and is_sure) or (cause is Cause.KILLED and is_whole)
     may_be_its = cure in _OF_NODES or (cure is Cure.WAIT and may_be_way and not has_one_node)
     suspects = spread.nodes if may_be_its and not spread.is_many else ()

@@ -76,9 +76,7 @@ WORDS: Mapping[str, str] = {
         r"|\brdma_resolve_(addr|route)\b[^\n]{0,40}(fail|error)|rdma_cm: cannot"  # librdmacm
     ),
     "fabric": (
-        r"nvshmem initialization failed"  # NVSHMEM, init.cu
-        r"|nvshmem setup connections failed"  # NVSHMEM, init.cu
-        r"|socketfinalize\w*: wrong (type|magic)"  # NCCL, socket.cc
+        r"socketfinalize\w*: wrong (type|magic)"  # NCCL, socket.cc
         # NVSHMEM, init.cu and transport
         r"|\bnvshmem\S{0,120}:\d+: (non-zero status|null value)|nvshmem (initialization|setup connections) failed"
         r"|unable to run (bstrap_)?proxy on |error setting up the boo?t?strap proxies"
@@ -300,7 +298,7 @@ WORDS: Mapping[str, str] = {
         r"|unable to load any of \{lib|cannot load symbol cudnn|unable to load cu\w+\. is it installed"
         r"|but jax was built against version"  # cuDNN 9 shim; jax_plugins version checks
         r"|couldn't load custom c\+\+ ops"  # torchvision, extension.py
-        r"|custom cuda extension \w+ module is not found|could not find shared object file"  # Megatron-LM layers.py
+        r"|could not find shared object file"  # Megatron-LM layers.py
         r"|failed to load the backend extension|unsupported_neff_version"  # torch: __init__.py autoload
         r"|mkl fatal error: cannot load|mkl_threading_layer=\w+ is incompatible"  # Intel MKL
         r"|nvvm_error_ir_version_mismatch|ir version [\d.]+ is incompatible|minor version compatibility requires"
@@ -444,8 +442,7 @@ WORDS: Mapping[str, str] = {
         r"|ai) ?core execution is abnormal|mte instruction is out of range"  # CANN
     ),
     "local-disk": (
-        r"low on resource: ephemeral-storage"  # kubelet, eviction
-        r"|ray\.exceptions\.outofdiskerror"  # Ray, exceptions.py
+        r"ray\.exceptions\.outofdiskerror"  # Ray, exceptions.py
         r"|low on resource: ephemeral-storage|ephemeral local storage usage exceeds"
         r"|usage of emptydir volume [^\n]{1,80} exceeds"  # kubelet eviction
     ),
@@ -676,7 +673,6 @@ WORDS: Mapping[str, str] = {
     ),
     "open-files": (
         r"\bterm_(process|thread)limit: job"  # LSF, bhist exit reasons
-        r"|unable to create (new )?native thread"  # OpenJDK thread limits
         r"|system limit for number of file watchers|emfile: too many"  # Node.js fs.watch
         r"|unable to create (new )?native thread|could not allocate file descriptors|ulimit[^\n]{0,40}(open file"
         r"|nofile|descriptors)[^\n]{0,40}(required|too low|at least)"  # OpenJDK; ulimit checks
@@ -730,7 +726,7 @@ WORDS: Mapping[str, str] = {
         # gcc driver; Vulkan, OpenCL, Level Zero; pinned memory; MSVC/OpenVINO text of bad_alloc
         r"|killed signal terminated program|\bcc1(plus)?: out of memory|\bout[ _]of[ _]host[ _]memory|(cuda"
         r"|hip)(malloc ?host|host ?alloc|hostregister|mallocmanaged)\w*[^\n]{0,40}(fail|out of memory|cannot)"
-        r"|killed due to memory pressure|low on resource: memory|\bbad allocation\s*$|^(?![^\n]*(gpu|cuda|hip"
+        r"|killed due to memory pressure|\bbad allocation\s*$|^(?![^\n]*(gpu|cuda|hip"
         r"|device|vram|hbm|npu|nccl|rdma|ibv_))[^\n]*\b(could not|cannot|failed to"
         r"|unable to) m?alloc\w* \d+ ?(bytes|[kmgt]i?b)\b"  # Ray raylet
         r"|^(?!runtimeerror)\S+(error|exception): (error tokenizing data\. c error: )?out of memory\s*$"
